@@ -1,4 +1,12 @@
-"""Layer 2: running machine code: the thread pool, the caching allocator, launches through native entry points, queues and events.
+"""What runs kernels: threads, memory, queues.
 
-May import `base`, `core` and `kernel`. It is given addresses and buffers, and knows neither ops nor graphs.
+    system         the operating system behind one interface (os_linux, os_portable)
+    native         the thread pool and the entry function, emitted with the kernel language
+    launch         native entry points for kernels, number of threads
+    errors         the blocks through which kernels report failures
+    allocator      caching allocator: size classes whose free lists are plain lists
+    queue          queues and events; the CPU's queue is synchronous
+    sim            a simulated asynchronous device: own memory, streams, errors at synchronisation
+
+May not know: tensors, graphs, ops. Entry: `launch.entry`, `allocator.size_class`.
 """
