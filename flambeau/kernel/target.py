@@ -18,12 +18,12 @@ import contextlib
 import ctypes
 import dataclasses
 import functools
-import os
 import platform
 import sys
 from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 
+from flambeau.base.settings import settings
 from flambeau.kernel.types import Type
 
 # What a feature needs: without the second, the first is gone too. LLVM knows the same implications; they
@@ -155,22 +155,32 @@ def _closed(features: Iterable[str]) -> frozenset[str]:
 
 
 # ---------------------------------------------------------------------- named targets
-_V2 = frozenset("sse3 ssse3 sse4.1 sse4.2 cx16 popcnt".split())
-_V3 = _V2 | frozenset("avx avx2 fma f16c bmi bmi2 lzcnt movbe".split())
-_V4 = _V3 | frozenset("avx512f avx512bw avx512dq avx512vl avx512cd".split())
+_V2 = frozenset({"sse3", "ssse3", "sse4.1", "sse4.2", "cx16", "popcnt"})
+_V3 = _V2 | {"avx", "avx2", "fma", "f16c", "bmi", "bmi2", "lzcnt", "movbe"}
+_V4 = _V3 | {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"}
+_ICELAKE = _V4 | {"avx512vnni", "avx512ifma", "avx512vpopcntdq", "avx512vbmi", "avx512vbmi2", "avx512bitalg", "gfni"}
+_SAPPHIRE = _ICELAKE | {"avxvnni", "avx512bf16", "avx512fp16", "amx-tile", "amx-bf16", "amx-int8"}
 
 X86_64 = Target("x86_64", "x86-64-v2", _V2)
 X86_AVX2 = Target("x86_64", "haswell", _V3)
 X86_AVX512 = Target("x86_64", "skylake-avx512", _V4)
+X86_ICELAKE = Target("x86_64", "icelake-server", _ICELAKE)
+X86_SAPPHIRERAPIDS = Target("x86_64", "sapphirerapids", _SAPPHIRE)
 AARCH64_NEON = Target("aarch64", "generic", frozenset({"neon"}))
-AARCH64_NEOVERSE = Target("aarch64", "neoverse-n1", frozenset("neon fullfp16 dotprod lse".split()))  # no SVE
+AARCH64_NEOVERSE = Target("aarch64", "neoverse-n1", frozenset({"neon", "fullfp16", "dotprod", "lse"}))  # no SVE
 
 NAMED = {
-    "x86-64": X86_64,
+    "x86-64-v2": X86_64,
+    "x86-64-v3": X86_AVX2,
+    "x86-64-v4": X86_AVX512,
     "avx2": X86_AVX2,
+    "haswell": X86_AVX2,
     "avx512": X86_AVX512,
+    "skylake-avx512": X86_AVX512,
+    "icelake-server": X86_ICELAKE,
+    "sapphirerapids": X86_SAPPHIRERAPIDS,
     "neon": AARCH64_NEON,
-    "neoverse": AARCH64_NEOVERSE,
+    "neoverse-n1": AARCH64_NEOVERSE,
 }
 
 
@@ -249,7 +259,7 @@ _override: ContextVar[Target | None] = ContextVar("flambeau_target", default=Non
 
 def current() -> Target:
     """The target kernels are made for now."""
-    return _override.get() or _chosen(os.environ.get("FLAMBEAU_CPU", ""))
+    return _override.get() or _chosen(settings.cpu)
 
 
 @functools.cache
@@ -258,17 +268,17 @@ def _chosen(text: str) -> Target:
 
 
 def named(text: str) -> Target:
-    """The target a text means: a name (`native`, `avx2`, `avx512` …), then `,-feature` to take some away."""
-    name, *removed = (word.strip() for word in text.split(","))
+    """The target a text means: a name (`native`, `avx2`, `avx512`, an LLVM cpu name), then `,-feature` or `,+feature`."""
+    name, *changes = (word.strip() for word in text.split(","))
     base = host() if name in ("native", "") else NAMED.get(name)
     known = _UNIVERSE[base.arch] if base else frozenset()
-    wrong = [word for word in removed if word[:1] != "-" or word[1:] not in known]
-    if base is None or wrong:
+    if base is None or any(word[:1] not in ("-", "+") or word[1:] not in known for word in changes):
         raise ValueError(
-            f"target: FLAMBEAU_CPU must be one of native, {', '.join(NAMED)}, followed by -feature to remove some, "
+            f"target: FLAMBEAU_CPU must be one of native, {', '.join(NAMED)}, followed by -feature or +feature, "
             f"got {text!r}. Example: native,-amx-tile."
         )
-    return base.without(*(word[1:] for word in removed))
+    added = base.features.union(word[1:] for word in changes if word[0] == "+")
+    return dataclasses.replace(base, features=added).without(*(word[1:] for word in changes if word[0] == "-"))
 
 
 def limited(target: Target) -> Target:

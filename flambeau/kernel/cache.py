@@ -1,0 +1,279 @@
+"""A kernel's address by name and parameters: from memory, from disk, or from the compiler.
+
+    def build(target, width):                  # called on a miss only; parameters are plain values
+        module = Module()
+        ...
+        return module
+
+    cache.address("axpy", (16,), build)        # address of the function `kernel` of that module
+
+Three levels. Memory: a dictionary. Disk: images of `elf`, one file per kernel in a folder private to the user,
+so a warm start prints no IR and never loads LLVM (0.1 ms a kernel). Compiler: some 10 ms a kernel.
+
+A disk entry is valid for one state of everything that shapes code: the sources of kernel/, templates/ and of
+the package that `build` is from, the target, the LLVM. Entries are checksummed, appear by renaming, and belong
+to the user alone; whatever else is found under their name is ignored and rewritten. Modules of equal text
+share one file and one address. When the folder outgrows `settings.cache_bytes`, what was not used for longest
+goes. Processes need no lock between them: at worst two compile the same kernel.
+
+`FLAMBEAU_DUMP=dir` writes each compiled module as NNN-name-digest.ll, .opt.ll and .s; an edited copy of the .ll
+(with or without its number) in `FLAMBEAU_OVERRIDE` is compiled instead of what `build` prints.
+
+May not know: what kernels compute, how they are launched. Entry: `address`, `symbols`, `statistics`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import importlib.util
+import itertools
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from flambeau.base.settings import settings
+from flambeau.kernel import compile as compiler
+from flambeau.kernel import elf, store
+from flambeau.kernel import target as targets
+from flambeau.kernel.dsl import Module
+from flambeau.kernel.target import Target
+
+Build = Callable[..., Module]
+Symbols = dict[str, int]
+
+_PACKAGE = Path(__file__).resolve().parent.parent  # flambeau/
+_USES_TILES = 1  # flag of an entry
+
+
+# ---------------------------------------------------------------------- statistics
+@dataclasses.dataclass
+class Statistics:
+    """What happened in this process so far. Counts may be a little low if threads race."""
+
+    memory_hits: int = 0
+    disk_hits: int = 0
+    duplicates: int = 0  # equal IR under another key: not compiled
+    compiled: int = 0
+    disk_s: float = 0.0
+    build_s: float = 0.0  # printing IR
+    compile_s: float = 0.0  # LLVM
+
+
+_statistics = Statistics()
+
+
+def statistics() -> Statistics:
+    """A copy of the counters."""
+    return dataclasses.replace(_statistics)
+
+
+# ---------------------------------------------------------------------- the way to an address
+_memory: dict[tuple[str, str, Target], Symbols] = {}
+_by_content: dict[bytes, Symbols] = {}
+_numbers = itertools.count(1)
+_lock = threading.RLock()  # re-entrant: a build may ask for the address of another kernel
+
+
+def address(name: str, parameters: tuple[Any, ...], build: Build) -> int:
+    """The address of `kernel`, the function a module made by `build(target, *parameters)` exports.
+
+    `parameters` identify the kernel by their repr: plain values, enums, frozen dataclasses of such.
+    """
+    return symbols(name, parameters, build)["kernel"]
+
+
+def symbols(name: str, parameters: tuple[Any, ...], build: Build) -> Symbols:
+    """The addresses of all functions and variables the module exports."""
+    target = targets.current()
+    key = (name, repr(parameters), target)
+    found = _memory.get(key)
+    if found is not None:
+        _statistics.memory_hits += 1
+        return found
+    with _lock:
+        found = _memory.get(key)  # another thread may have been quicker
+        if found is None:
+            found = _memory[key] = _missing(name, parameters, key[1], target, build)
+        return found
+
+
+def _missing(name: str, parameters: tuple[Any, ...], text: str, target: Target, build: Build) -> Symbols:
+    """From disk or the compiler; the caller holds the lock."""
+    if not target.runs_here:
+        raise RuntimeError(
+            f"kernel: {name} must be for this machine ({targets.host().arch}) to be called, got {target.arch} {target.cpu}. "
+            "Use compile.compile_object for other machines."
+        )
+    if " at 0x" in text:
+        raise ValueError(f"kernel: parameters of {name} must have a repr that means the same in every process, got {text}.")
+    start = time.perf_counter()
+    environment = _environment(target, _sources_of(build))
+    disk = store.opened(settings.cache_dir, environment) if environment else None
+    identity = _digest(f"{name} {text}")
+    override = _override_file(name, text, target)
+    if disk is not None and override is None:
+        entry = disk.read(identity)
+        if entry is not None:
+            found = _loaded(entry)
+            _statistics.disk_hits += 1
+            _statistics.disk_s += time.perf_counter() - start
+            return found
+    return _made(name, parameters, text, target, build, disk, identity, override)
+
+
+def _made(
+    name: str, parameters: tuple[Any, ...], text: str, target: Target, build: Build, disk: store.Store | None, identity: str, override: Path | None
+) -> Symbols:
+    start = time.perf_counter()
+    ir = override.read_text() if override else build(target, *parameters).text()
+    built_s = time.perf_counter() - start
+    _statistics.build_s += built_s
+    content = _digest(target.key + "\n" + ir)
+    entry = disk.read(content) if disk is not None else None
+    if entry is None:
+        entry = _compiled(name, text, ir, target, built_s, override)
+        if disk is not None and override is None:
+            disk.write(content, entry)
+    else:
+        _statistics.duplicates += 1
+    if disk is not None and override is None:
+        disk.link(content, identity, entry)
+    return _loaded(entry)
+
+
+def _compiled(name: str, text: str, ir: str, target: Target, built_s: float, override: Path | None) -> store.Entry:
+    """Compiles IR, printing and dumping what the settings ask for."""
+    number = next(_numbers)
+    label = f"{number:03d}-{_label(name, text, target)}"
+    if settings.dump:  # before LLVM sees it: it may end the process
+        _dump(label + ".ll", ir)
+    if settings.debug >= 6:
+        _print(f"LLVM IR of {name}{text}\n{ir}")
+    result = compiler.compile_timed(ir, target)
+    seconds = result.parse_s + result.passes_s + result.codegen_s
+    _statistics.compiled += 1
+    _statistics.compile_s += seconds
+    if settings.dump:
+        _dump(label + ".opt.ll", compiler.optimised(ir, target))
+        _dump(label + ".s", compiler.assembly(ir, target))
+    if settings.debug >= 1:
+        origin = f" from {override}" if override else ""
+        _print(
+            f"compile {number} {name}{text}{origin} for {target.cpu}: {len(result.object)} bytes, {seconds * 1e3:.1f} ms (build {built_s * 1e3:.1f}, "
+            f"parse {result.parse_s * 1e3:.1f}, passes {result.passes_s * 1e3:.1f}, code {result.codegen_s * 1e3:.1f})"
+        )
+    if settings.debug >= 6:
+        _print(f"LLVM IR of {name} after the passes\n{compiler.optimised(ir, target)}")
+    if settings.debug >= 7:
+        _print(f"assembly of {name}\n{compiler.assembly(ir, target)}")
+    tiles = "@llvm.x86.tile" in ir or "@llvm.x86.ldtilecfg" in ir
+    return store.Entry(_USES_TILES if tiles else 0, elf.link(result.object).to_bytes())
+
+
+def _loaded(entry: store.Entry) -> Symbols:
+    """Addresses of an entry; equal entries are loaded once."""
+    if entry.flags & _USES_TILES and not targets.request_amx_permission():
+        raise RuntimeError("kernel: Linux must grant the AMX tiles, got a refusal. Set FLAMBEAU_CPU=native,-amx-tile.")
+    content = hashlib.blake2b(entry.image, digest_size=20).digest()
+    found = _by_content.get(content)
+    if found is None:
+        found = _by_content[content] = elf.load(elf.Image.from_bytes(entry.image))
+    return found
+
+
+# ---------------------------------------------------------------------- keys
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=20).hexdigest()
+
+
+@functools.cache
+def _environment(target: Target, sources: tuple[str, ...]) -> str:
+    """Digest of all that shapes code besides the key; empty if a source is not a file (an interactive session):
+    then nothing is kept on disk."""
+    digest = hashlib.blake2b(f"{store.FORMAT} {target.key} {_llvm_version()}".encode(), digest_size=12)
+    for source in sorted({str(_PACKAGE / "kernel"), str(_PACKAGE / "templates"), *sources}):
+        path = Path(source)
+        files = sorted(path.rglob("*.py")) if path.is_dir() else [path]
+        for file in files:
+            try:
+                content = file.read_bytes()
+            except OSError:
+                return ""
+            digest.update(f"{file.name} {len(content)} ".encode() + content)
+    return digest.hexdigest()
+
+
+def _sources_of(build: Build) -> tuple[str, ...]:
+    """Where `build` is from: its package of flambeau, or its file."""
+    while isinstance(build, functools.partial):
+        build = build.func
+    code = getattr(build, "__code__", None) or getattr(getattr(type(build), "__call__", None), "__code__", None)
+    return _sources_in(code.co_filename if code is not None else "?")
+
+
+@functools.cache
+def _sources_in(filename: str) -> tuple[str, ...]:
+    path = Path(filename).resolve()
+    if path.is_relative_to(_PACKAGE) and path.parent != _PACKAGE:
+        return (str(_PACKAGE / path.relative_to(_PACKAGE).parts[0]),)
+    return (str(path),)
+
+
+@functools.cache
+def _llvm_version() -> str:
+    """llvmlite's version, read from its file: importing it is what a warm start avoids."""
+    spec = importlib.util.find_spec("llvmlite")
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        try:
+            return Path(folder, "_version.py").read_text()
+        except OSError:
+            continue
+    return "none"
+
+
+# ---------------------------------------------------------------------- instruments
+def _print(text: str) -> None:
+    print("flambeau: " + text, file=sys.stderr, flush=True)
+
+
+def _label(name: str, text: str, target: Target) -> str:
+    """A file name for one kernel, the same in every process."""
+    return f"{re.sub(r'[^A-Za-z0-9_.]+', '_', name)}-{_digest(f'{name} {text} {target.key}')[:8]}"
+
+
+def _dump(file: str, text: str) -> None:
+    folder = Path(settings.dump)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / file).write_text(text)
+
+
+def _override_file(name: str, text: str, target: Target) -> Path | None:
+    if not settings.override:
+        return None
+    label = _label(name, text, target)
+    found = [p for p in sorted(Path(settings.override).glob(f"*{label}.ll")) if re.fullmatch(rf"(\d+-)?{re.escape(label)}\.ll", p.name)]
+    return found[-1] if found else None
+
+
+# ---------------------------------------------------------------------- fork
+def _lock_before_fork() -> None:
+    _lock.acquire()  # so that no thread is inside LLVM, whose locks the child would inherit
+
+
+def _unlock_after_fork() -> None:
+    _lock.release()
+
+
+def _new_lock_after_fork() -> None:
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(before=_lock_before_fork, after_in_parent=_unlock_after_fork, after_in_child=_new_lock_after_fork)
