@@ -100,62 +100,80 @@ def symbols(name: str, parameters: tuple[Any, ...], build: Build) -> Symbols:
     with _lock:
         found = _memory.get(key)  # another thread may have been quicker
         if found is None:
-            found = _memory[key] = _missing(name, parameters, key[1], target, build)
+            found = _memory[key] = _missing(_Request(name, parameters, key[1], target), build)
         return found
 
 
-def _missing(name: str, parameters: tuple[Any, ...], text: str, target: Target, build: Build) -> Symbols:
+@dataclasses.dataclass(frozen=True)
+class _Request:
+    """A kernel that is not in memory."""
+
+    name: str
+    parameters: tuple[Any, ...]
+    text: str  # repr of the parameters
+    target: Target
+
+    @property
+    def label(self) -> str:
+        """A file name for dumps, the same in every process."""
+        digest = _digest(f"{self.name} {self.text} {self.target.key}")
+        return f"{re.sub(r'[^A-Za-z0-9_.]+', '_', self.name)}-{digest[:8]}"
+
+
+def _missing(request: _Request, build: Build) -> Symbols:
     """From disk or the compiler; the caller holds the lock."""
+    target = request.target
     if not target.runs_here:
         raise RuntimeError(
-            f"kernel: {name} must be for this machine ({targets.host().arch}) to be called, got {target.arch} {target.cpu}. "
+            f"kernel: {request.name} must be for this machine ({targets.host().arch}) to be called, got {target.arch} {target.cpu}. "
             "Use compile.compile_object for other machines."
         )
-    if " at 0x" in text:
-        raise ValueError(f"kernel: parameters of {name} must have a repr that means the same in every process, got {text}.")
+    if " at 0x" in request.text:
+        raise ValueError(f"kernel: parameters of {request.name} must have a repr that means the same in every process, got {request.text}.")
     start = time.perf_counter()
+    override = _override_file(request)
+    if override is not None:
+        return _loaded(_compiled(request, override.read_text(), 0.0, f" from {override}"))
     environment = _environment(target, _sources_of(build))
     disk = store.opened(settings.cache_dir, environment) if environment else None
-    identity = _digest(f"{name} {text}")
-    override = _override_file(name, text, target)
-    if disk is not None and override is None:
-        entry = disk.read(identity)
-        if entry is not None:
-            found = _loaded(entry)
-            _statistics.disk_hits += 1
-            _statistics.disk_s += time.perf_counter() - start
-            return found
-    return _made(name, parameters, text, target, build, disk, identity, override)
+    identity = _digest(f"{request.name} {request.text}")
+    entry = disk.read(identity) if disk is not None else None
+    if entry is not None:
+        found = _loaded(entry)
+        _statistics.disk_hits += 1
+        _statistics.disk_s += time.perf_counter() - start
+        return found
+    return _loaded(_made(request, build, disk, identity))
 
 
-def _made(
-    name: str, parameters: tuple[Any, ...], text: str, target: Target, build: Build, disk: store.Store | None, identity: str, override: Path | None
-) -> Symbols:
+def _made(request: _Request, build: Build, disk: store.Store | None, identity: str) -> store.Entry:
+    """From the compiler, unless a module of equal text was compiled before under another key."""
     start = time.perf_counter()
-    ir = override.read_text() if override else build(target, *parameters).text()
+    ir = build(request.target, *request.parameters).text()
     built_s = time.perf_counter() - start
     _statistics.build_s += built_s
-    content = _digest(target.key + "\n" + ir)
-    entry = disk.read(content) if disk is not None else None
+    if disk is None:
+        return _compiled(request, ir, built_s)
+    content = _digest(request.target.key + "\n" + ir)
+    entry = disk.read(content)
     if entry is None:
-        entry = _compiled(name, text, ir, target, built_s, override)
-        if disk is not None and override is None:
-            disk.write(content, entry)
+        entry = _compiled(request, ir, built_s)
+        disk.write(content, entry)
     else:
         _statistics.duplicates += 1
-    if disk is not None and override is None:
-        disk.link(content, identity, entry)
-    return _loaded(entry)
+    disk.link(content, identity, entry)
+    return entry
 
 
-def _compiled(name: str, text: str, ir: str, target: Target, built_s: float, override: Path | None) -> store.Entry:
+def _compiled(request: _Request, ir: str, built_s: float, origin: str = "") -> store.Entry:
     """Compiles IR, printing and dumping what the settings ask for."""
     number = next(_numbers)
-    label = f"{number:03d}-{_label(name, text, target)}"
+    label = f"{number:03d}-{request.label}"
+    target, title = request.target, request.name + request.text
     if settings.dump:  # before LLVM sees it: it may end the process
         _dump(label + ".ll", ir)
     if settings.debug >= 6:
-        _print(f"LLVM IR of {name}{text}\n{ir}")
+        _print(f"LLVM IR of {title}\n{ir}")
     result = compiler.compile_timed(ir, target)
     seconds = result.parse_s + result.passes_s + result.codegen_s
     _statistics.compiled += 1
@@ -164,15 +182,13 @@ def _compiled(name: str, text: str, ir: str, target: Target, built_s: float, ove
         _dump(label + ".opt.ll", compiler.optimised(ir, target))
         _dump(label + ".s", compiler.assembly(ir, target))
     if settings.debug >= 1:
-        origin = f" from {override}" if override else ""
-        _print(
-            f"compile {number} {name}{text}{origin} for {target.cpu}: {len(result.object)} bytes, {seconds * 1e3:.1f} ms (build {built_s * 1e3:.1f}, "
-            f"parse {result.parse_s * 1e3:.1f}, passes {result.passes_s * 1e3:.1f}, code {result.codegen_s * 1e3:.1f})"
-        )
+        stages = {"build": built_s, "parse": result.parse_s, "passes": result.passes_s, "code": result.codegen_s}
+        times = ", ".join(f"{stage} {s * 1e3:.1f}" for stage, s in stages.items())
+        _print(f"compile {number} {title}{origin} for {target.cpu}: {len(result.object)} bytes, {seconds * 1e3:.1f} ms ({times})")
     if settings.debug >= 6:
-        _print(f"LLVM IR of {name} after the passes\n{compiler.optimised(ir, target)}")
+        _print(f"LLVM IR of {title} after the passes\n{compiler.optimised(ir, target)}")
     if settings.debug >= 7:
-        _print(f"assembly of {name}\n{compiler.assembly(ir, target)}")
+        _print(f"assembly of {title}\n{compiler.assembly(ir, target)}")
     tiles = "@llvm.x86.tile" in ir or "@llvm.x86.ldtilecfg" in ir
     return store.Entry(_USES_TILES if tiles else 0, elf.link(result.object).to_bytes())
 
@@ -214,8 +230,10 @@ def _sources_of(build: Build) -> tuple[str, ...]:
     """Where `build` is from: its package of flambeau, or its file."""
     while isinstance(build, functools.partial):
         build = build.func
-    code = getattr(build, "__code__", None) or getattr(getattr(type(build), "__call__", None), "__code__", None)
-    return _sources_in(code.co_filename if code is not None else "?")
+    code = getattr(build, "__code__", None)
+    if code is None:
+        raise TypeError(f"kernel: build must be a function (or a partial of one), got {build!r}.")
+    return _sources_in(code.co_filename)
 
 
 @functools.cache
@@ -243,21 +261,16 @@ def _print(text: str) -> None:
     print("flambeau: " + text, file=sys.stderr, flush=True)
 
 
-def _label(name: str, text: str, target: Target) -> str:
-    """A file name for one kernel, the same in every process."""
-    return f"{re.sub(r'[^A-Za-z0-9_.]+', '_', name)}-{_digest(f'{name} {text} {target.key}')[:8]}"
-
-
 def _dump(file: str, text: str) -> None:
     folder = Path(settings.dump)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / file).write_text(text)
 
 
-def _override_file(name: str, text: str, target: Target) -> Path | None:
+def _override_file(request: _Request) -> Path | None:
     if not settings.override:
         return None
-    label = _label(name, text, target)
+    label = request.label
     found = [p for p in sorted(Path(settings.override).glob(f"*{label}.ll")) if re.fullmatch(rf"(\d+-)?{re.escape(label)}\.ll", p.name)]
     return found[-1] if found else None
 
