@@ -29,7 +29,17 @@ from flambeau.base.settings import settings
 from flambeau.runtime.native import MAX_SLOTS, MAX_THREADS, native
 from flambeau.runtime.system import os as system
 
-__all__ = ["MAX_SLOTS", "Block", "block", "default_num_threads", "entry", "get_num_threads", "parallel_run", "set_num_threads", "wait_until_idle"]
+__all__ = [
+    "MAX_SLOTS",
+    "Block",
+    "block",
+    "default_num_threads",
+    "entry",
+    "get_num_threads",
+    "parallel_run",
+    "set_num_threads",
+    "wait_until_idle",
+]
 
 Entry = Callable[..., None]
 

@@ -36,10 +36,10 @@ import functools
 import sys
 from collections.abc import Callable
 
-from flambeau.runtime import _private_cache as cache
+from flambeau.kernel import cache
 from flambeau.kernel.dsl import Function, Module, Value, Variable
 from flambeau.kernel.target import Target
-from flambeau.kernel.types import f64, i1, i32, i64, ptr, u8, u32, u64
+from flambeau.kernel.types import f64, i1, i32, i64, ptr, u32, u64
 from flambeau.runtime.system import os as system
 
 MAX_SLOTS = 64
@@ -414,7 +414,7 @@ class State:
     """The page that native code works on. It is never freed: worker threads may outlive everything else."""
 
     def __init__(self) -> None:
-        self.address = system.map_pages(-(-_STATE_BYTES // 4096) * 4096)
+        self.address = system.map_pages(_STATE_BYTES)
         self._words = (ctypes.c_int64 * (_STATE_BYTES // 8)).from_address(self.address)
         python = ctypes.pythonapi
         for name in ("PyLong_AsLongLong", "PyErr_Occurred", "PyErr_SetString", "PyEval_SaveThread", "PyEval_RestoreThread", "Py_IncRef"):
@@ -423,7 +423,7 @@ class State:
             self.set(name, id(value))
         self._texts = {
             "count_message": f"launch: a kernel takes 1 to {MAX_SLOTS} slots, the last one being its parameter block's address.",
-            "block_message": "launch: the last slot must be the address of the parameter block, got a number below 4096. Pass block.address.",
+            "block_message": "launch: the last slot must be the parameter block's address, got a number below 4096. Pass block.address.",
         }
         self._buffers = {name: ctypes.create_string_buffer(text.encode()) for name, text in self._texts.items()}
         for name, buffer in self._buffers.items():

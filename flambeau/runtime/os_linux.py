@@ -2,7 +2,7 @@
 
 See `system` for the meaning of each name. May not know: anything above the operating system.
 
-    address = map_pages(1 << 21, huge=True)
+    address = map_pages(1 << 21, align=1 << 21, huge=True)
     unmap_pages(address, 1 << 21)
 """
 
@@ -17,7 +17,6 @@ from flambeau.kernel.dsl import Function, Value
 from flambeau.kernel.types import i32, i64
 
 POOL = True
-HUGE_PAGE_BYTES = 2 << 20
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 _PROT_READ_WRITE = 3
@@ -41,26 +40,26 @@ _madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _MAP_FAILED = ctypes.c_void_p(-1).value
 
 
-def map_pages(nbytes: int, huge: bool = False) -> int:
-    """Zeroed memory; MemoryError if the system refuses."""
-    slack = HUGE_PAGE_BYTES if huge else 0
+def map_pages(nbytes: int, align: int = PAGE_BYTES, huge: bool = False) -> int:
+    """Zeroed memory at a multiple of `align`; MemoryError if the system refuses."""
+    slack = align if align > PAGE_BYTES else 0
+    nbytes = -(-nbytes // PAGE_BYTES) * PAGE_BYTES
     address = _mmap(None, nbytes + slack, _PROT_READ_WRITE, _MAP_PRIVATE_ANONYMOUS, -1, 0)
     if address is None or address == _MAP_FAILED:
         raise MemoryError(os.strerror(ctypes.get_errno()))
-    if not huge:
-        return address
-    # Map more than needed and cut both ends, since mmap aligns to 4 KiB only.
-    aligned = -(-address // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
+    # Map more than needed and cut both ends, since mmap aligns to pages only.
+    aligned = -(-address // align) * align
     if aligned > address:
         unmap_pages(address, aligned - address)
-    tail = address + nbytes + slack - (aligned + nbytes)
-    if tail >= PAGE_BYTES:
-        unmap_pages(aligned + nbytes, tail)
-    _madvise(aligned, nbytes, _MADV_HUGEPAGE)  # a hint: kernels without huge pages refuse it, memory works either way
+    if aligned < address + slack:
+        unmap_pages(aligned + nbytes, address + slack - aligned)
+    if huge:
+        _madvise(aligned, nbytes, _MADV_HUGEPAGE)  # a hint: kernels without huge pages refuse it, memory works either way
     return aligned
 
 
 def unmap_pages(address: int, nbytes: int) -> None:
+    nbytes = -(-nbytes // PAGE_BYTES) * PAGE_BYTES
     if _munmap(address, nbytes) != 0:
         raise OSError(ctypes.get_errno(), f"munmap({address:#x}, {nbytes})")
 

@@ -15,23 +15,20 @@ import os
 from flambeau.kernel.dsl import Function, Value
 
 POOL = False
-HUGE_PAGE_BYTES = 2 << 20
 PAGE_BYTES = mmap.PAGESIZE
 
 _maps: dict[int, tuple[mmap.mmap, ctypes.Array]] = {}  # by the address handed out; the array pins the map
 
 
-def map_pages(nbytes: int, huge: bool = False) -> int:
-    """Zeroed memory; MemoryError if the system refuses."""
-    slack = HUGE_PAGE_BYTES if huge else 0
+def map_pages(nbytes: int, align: int = PAGE_BYTES, huge: bool = False) -> int:
+    """Zeroed memory at a multiple of `align`; MemoryError if the system refuses."""
+    slack = align if align > PAGE_BYTES else 0
     try:
         pages = mmap.mmap(-1, nbytes + slack)
     except (OSError, ValueError, OverflowError) as error:
         raise MemoryError(str(error)) from error
     pin = (ctypes.c_char * (nbytes + slack)).from_buffer(pages)
-    address = ctypes.addressof(pin)
-    if huge:
-        address = -(-address // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
+    address = -(-ctypes.addressof(pin) // align) * align
     _maps[address] = pages, pin
     return address
 

@@ -3,8 +3,10 @@
 Both offer the same names:
 
     POOL                           whether native worker threads can wait and be woken
-    map_pages(nbytes, huge=)       zeroed memory, page-aligned; 2 MiB-aligned and backed by huge pages if `huge`
-    unmap_pages(address, nbytes)
+    PAGE_BYTES
+    map_pages(nbytes, align=, huge=)
+                                   zeroed memory; `huge` asks for huge pages
+    unmap_pages(address, nbytes)   all of what one map_pages returned
     memory_bytes()                 what this process can hold at most: memory and swap, or its container's limit
     processors()                   CPUs this process may run on
     symbols()                      addresses of the C functions that `native` calls
