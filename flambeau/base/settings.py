@@ -201,10 +201,16 @@ class Settings:
         compute=_default_cache_dir,
         shown="$XDG_CACHE_HOME/flambeau, else ~/.cache/flambeau",
     )
-    cache_bytes: int = variable(2 * 2**30, "Size at which the oldest compiled kernels are deleted from `cache_dir`.", shown="2GiB", minimum=0)
+    cache_bytes: int = variable(
+        2 * 2**30,
+        "Size at which the oldest compiled kernels are deleted from `cache_dir`.",
+        shown="2GiB",
+        minimum=0,
+    )
     cpu: str = variable(
         "",
-        "CPU to compile for, as LLVM names it, with features added or removed: `x86-64-v3`, `sapphirerapids,-amx-tile`. Empty: this one.",
+        "Instruction sets to compile for: `native`, `x86-64`, `avx2`, `avx512`, then `,-feature` to remove some, as in `native,-amx-tile`. "
+        "Empty: all that this machine has.",
     )
 
     # Running
@@ -280,7 +286,8 @@ def table(values: Settings | None = None) -> str:
     head = ["variable", "attribute", "type", "default", "meaning"]
     rows = []
     for declared in Settings._variables.values():
-        row = [f"`{declared.environment_name}`", f"`settings.{declared.name}`", declared.kind.__name__, f"`{declared.default_text}`", declared.doc]
+        names = [f"`{declared.environment_name}`", f"`settings.{declared.name}`"]
+        row = [*names, declared.kind.__name__, f"`{declared.default_text}`", declared.doc]
         if values is not None:
             row.append(f"`{getattr(values, declared.name)!r}`")
         rows.append(row)
