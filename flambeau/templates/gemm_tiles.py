@@ -1,0 +1,417 @@
+"""The blocked matrix product: register tiles over packed or plain operands, in any compute type.
+
+A unit is a block of rows by a block of columns of one matrix of the batch; inside it, blocks of depth, then panels.
+    depth block   packs its rows of A (or uses A as it lies), then for every panel of B, for every panel of A:
+    register tile rows x (vectors * lanes) accumulators, one fused multiply-add each per step of depth
+The sum of an element runs over depth in order, block by block, so it depends on neither the blocks of rows and columns
+nor the number of threads.
+
+May not know: how blocks are chosen (gemm.py does). Entry: `TileKernel`, `build_tiles`, `build_pack`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import astuple, dataclass
+
+from flambeau.kernel.dsl import Function, Module, Value, Variable
+from flambeau.kernel.target import Target
+from flambeau.kernel.types import Type, bf16, f16, f32, f64, i8, i16, i32, i64, ptr, u8
+from flambeau.templates.gemm_pack import DEPTH_ALIGN, pack_function
+
+# Element type in memory and the type that sums are kept in. Integers wrap around, so a wider sum changes nothing.
+ELEMENTS: dict[str, tuple[Type, Type]] = {
+    "float32": (f32, f32),
+    "float64": (f64, f64),
+    "float16": (f16, f32),
+    "bfloat16": (bf16, f32),
+    "int8": (i8, i32),
+    "uint8": (u8, i32),
+    "int16": (i16, i32),
+    "int32": (i32, i32),
+    "int64": (i64, i64),
+}
+
+ABI = [("slots", ptr), ("begin", i64), ("end", i64), ("tid", i64)]
+
+# Where the parameter block holds what (int64 each). Strides are in elements.
+FIELDS = (
+    "units", "grain", "m", "n", "k", "a_row", "a_step", "b_step", "b_column", "c_row", "c_column", "bias_stride",
+    "block_m", "block_n", "block_k", "tiles_m", "tiles_n", "scratch_stride", "batch_rank",
+)  # fmt: skip
+BATCH = len(FIELDS)  # then batch_rank times: size, stride of a, stride of b, stride of out
+
+
+@dataclass(frozen=True)
+class TileKernel:
+    """What is fixed when the kernel is compiled: types, layout classes and register tiles, never sizes."""
+
+    dtype: str
+    a_mode: str  # "row": unit stride along depth, used as it lies; "column": along m, likewise; "width" "depth" "any": packed
+    b_mode: str  # "plain": unit stride along n, used as it lies; "panels": packed before, by `build_pack`
+    staged: bool  # sums in scratch until the depth is done: for narrow types and for strided results
+    bias: bool
+    accumulate: bool
+    heights: tuple[int, ...]  # rows of the register tiles, falling; panels of A have the first
+    vectors: int  # columns of the register tile in vectors; panels of B have that width
+    tail_vectors: int  # the same for columns left over, which are masked
+
+    @property
+    def parameters(self) -> tuple:
+        return astuple(self)
+
+    @property
+    def packs_a(self) -> bool:
+        return self.a_mode in ("width", "depth", "any")
+
+
+class Tiles:
+    """The pieces of one kernel: types for a target, and functions shared by `build_tiles`."""
+
+    def __init__(self, target: Target, kind: TileKernel):
+        self.kind = kind
+        self.memory, self.compute = ELEMENTS[kind.dtype]
+        self.lanes = target.lanes(self.compute)
+        self.vector = self.compute.vec(self.lanes)
+        self.width = kind.vectors * self.lanes
+        self.height = kind.heights[0]
+        self.stored = self.compute if kind.staged else self.memory
+        self.fused = self.compute.is_float and (target.arch == "aarch64" or target.has("fma"))
+        self.module = Module(target.vector_bytes * 8, native_bf16=target.has("avx512bf16"))
+        self.micro: dict[tuple[int, int, bool], Function] = {}
+        for height in kind.heights:
+            self.micro[height, kind.vectors, False] = self._micro(height, kind.vectors, masked=False)
+            self.micro[height, kind.tail_vectors, True] = self._micro(height, kind.tail_vectors, masked=True)
+
+    # ------------------------------------------------------------------ register tiles
+    def multiply_add(self, k: Function, x: Value, y: Value, total: Value) -> Value:
+        return k.fma(x, y, total) if self.fused else total + x * y
+
+    def _a_reader(self, k: Function, a: Value, stride: Value, step: Value, height: int):
+        """(read(row, unrolled), advance(steps)) over A: its pointers live in few registers.
+
+        Rows of a plain A are far apart: every third row has a pointer, the two after it are one and two strides on,
+        which x86 addresses for free.
+        """
+        size = self.memory.size if not self.kind.packs_a else self.compute.size
+        if self.kind.a_mode == "row":
+            apart = stride * size
+            twice = apart * 2
+            pointers = [k.var(ptr, k.offset(a, apart * r)) for r in range(0, height, 3)]
+
+            def read(now: list[Value], row: int, unrolled: int) -> Value:
+                base = now[row // 3]
+                if row % 3:
+                    base = k.offset(base, apart if row % 3 == 1 else twice)
+                return k.load(k.offset(base, unrolled * size), self.memory)
+
+            along: Value | int = size
+        else:
+            pointers = [k.var(ptr, a)]
+            element = self.compute if self.kind.packs_a else self.memory
+            along = self.height * size if self.kind.packs_a else step * size
+
+            def read(now: list[Value], row: int, unrolled: int) -> Value:
+                base = now[0] if unrolled == 0 else k.offset(now[0], along * unrolled)
+                return k.load(k.offset(base, row * size), element)
+
+        return pointers, read, along
+
+    def _micro(self, height: int, vectors: int, masked: bool) -> Function:
+        """c[rows, cols] = (c +) a @ b (+ bias) for a register tile.
+
+        flags: 1 adds c, 2 adds the bias. `masked` tiles look at cols; all look at rows. Strides in elements.
+        """
+        name = f"tile_{height}x{vectors}" + ("_masked" if masked else "")
+        k = self.module.function(
+            name,
+            [("depth", i64), ("a", ptr), ("a_row", i64), ("a_step", i64), ("b", ptr), ("b_step", i64), ("c", ptr),
+             ("c_row", i64), ("rows", i64), ("cols", i64), ("flags", i64), ("bias", ptr), ("bias_stride", i64)],
+            internal=True,
+        )  # fmt: skip
+        depth, a, a_row, a_step, b, b_step, c, c_row, rows, cols, flags, bias, bias_stride = k.args
+        lanes, kind = self.lanes, self.kind
+        masks = [k.tail_mask(cols - j * lanes, lanes) if masked else None for j in range(vectors)]
+        sums = [[k.var(self.vector, 0) for _ in range(vectors)] for _ in range(height)]
+        plain_b = kind.b_mode == "plain"
+        b_type = self.memory if plain_b else self.compute
+        b_along: Value | int = b_step * b_type.size if plain_b else self.width * b_type.size
+        pointers, read, a_along = self._a_reader(k, a, a_row, a_step, height)
+        b_now = k.var(ptr, b)
+        if height * vectors >= 16 and not masked:
+            for i in range(height):
+                for j in range(vectors):
+                    k.prefetch(k.offset(c, c_row * i + j * lanes, self.stored), write=True)
+
+        def step(now: list[Value], line: Value, unrolled: int) -> None:
+            y = []
+            for j in range(vectors):
+                mask = masks[j] if plain_b else None
+                y.append(k.load(line, b_type.vec(lanes), j * lanes, mask=mask).to(self.compute))
+            for i in range(height):
+                x = k.splat(read(now, i, unrolled).to(self.compute), lanes)
+                for j in range(vectors):
+                    sums[i][j].set(self.multiply_add(k, x, y[j], sums[i][j].get()))
+
+        def steps(count: int) -> None:
+            now, line = [p.get() for p in pointers], b_now.get()
+            for u in range(count):
+                step(now, line if u == 0 else k.offset(line, b_along * u), u)
+            for variable, value in zip(pointers, now, strict=True):
+                variable.set(k.offset(value, a_along * count))
+            b_now.set(k.offset(line, b_along * count))
+
+        unroll = 4 if not masked and height * vectors > 1 else 1
+        if unroll > 1:
+            with k.range(0, depth >> 2):
+                steps(unroll)
+        with k.range(0, depth & (unroll - 1) if unroll > 1 else depth):
+            steps(1)
+
+        if kind.bias:
+            with k.when((flags & 2).ne(0)):
+                for j in range(vectors):
+                    mask = k.tail_mask(cols - j * lanes, lanes)
+                    indices = (k.iota(i64.vec(lanes)) + j * lanes) * k.splat(bias_stride, lanes)
+                    value = k.gather(bias, self.memory, indices, mask=mask).to(self.compute)
+                    for i in range(height):
+                        sums[i][j].set(sums[i][j].get() + value)
+        self._store_tile(k, sums, masks, c, c_row, rows, flags)
+        k.ret()
+        return k
+
+    def _store_tile(self, k: Function, sums: list[list[Variable]], masks: list, c: Value, c_row: Value, rows: Value, flags: Value) -> None:
+        stored, lanes = self.stored, self.lanes
+        adds = (flags & 1).ne(0)
+
+        def row(i: int) -> None:
+            line = k.offset(c, c_row * i, stored)
+            with k.when(adds):
+                for j, mask in enumerate(masks):
+                    old = k.load(line, stored.vec(lanes), j * lanes, mask=mask).to(self.compute)
+                    sums[i][j].set(sums[i][j].get() + old)
+            for j, mask in enumerate(masks):
+                k.store(line, sums[i][j].get().to(stored), j * lanes, mask=mask)
+
+        height = len(sums)
+
+        def partly() -> None:
+            for i in range(height):
+                with k.when(rows > i):
+                    row(i)
+
+        if masks[0] is not None:
+            partly()
+            return
+
+        def wholly() -> None:
+            lines = [k.offset(c, c_row * i, stored) for i in range(height)]
+            with k.when(adds):
+                for i, line in enumerate(lines):
+                    for j in range(len(masks)):
+                        sums[i][j].set(sums[i][j].get() + k.load(line, stored.vec(lanes), j * lanes).to(self.compute))
+            for i, line in enumerate(lines):
+                for j in range(len(masks)):
+                    k.store(line, sums[i][j].get().to(stored), j * lanes)
+
+        k.when_else(rows < height, partly, wholly)
+
+
+def unit_offsets(k: Function, block: Value, batch: Value, count: int) -> list[Value]:
+    """Element offsets of a, b and out (the first `count` of them) for a place in the batch."""
+    rest = k.var(i64, batch)
+    offsets = [k.var(i64, 0) for _ in range(count)]
+    rank = k.load(block, i64, FIELDS.index("batch_rank"))
+    with k.range(0, rank) as d:
+        entry = k.offset(block, d * (8 * 4) + 8 * BATCH)
+        size = k.load(entry, i64)
+        whole = rest.get() // size
+        index = rest.get() - whole * size
+        rest.set(whole)
+        for i, offset in enumerate(offsets):
+            offset.set(offset.get() + index * k.load(entry, i64, 1 + i))
+    return [offset.get() for offset in offsets]
+
+
+def build_tiles(target: Target, *parameters) -> Module:
+    """Slots: a, b, [bias], out, scratch, block."""
+    kind = TileKernel(*parameters)
+    t = Tiles(target, kind)
+    if kind.packs_a:
+        pack_a = pack_function(t.module, "pack_a", t.memory, t.compute, t.height, t.lanes, kind.a_mode)
+    finish = _finish_function(t) if kind.staged else None
+    k = t.module.function("kernel", ABI)
+    slots, begin, end, tid = k.args
+    names = ["a", "b", *(["bias"] if kind.bias else []), "out", "scratch", "block"]
+    slot = {name: k.load(slots, ptr, i) for i, name in enumerate(names)}
+    p = {name: k.load(slot["block"], i64, i) for i, name in enumerate(FIELDS)}
+    bias = slot.get("bias", k.const(ptr, 0))
+    scratch = k.offset(slot["scratch"], tid * p["scratch_stride"])
+    null = k.const(i64, 0)
+    lanes, height, width = t.lanes, t.height, t.width
+
+    def tile(shape: tuple[int, int, bool], depth, a, b, c, c_row, rows, cols, flags, bias_at) -> None:
+        b_step = p["b_step"] if kind.b_mode == "plain" else null
+        k.call(t.micro[shape], depth, a, p["a_row"], p["a_step"], b, b_step, c, c_row, rows, cols, flags, bias_at, p["bias_stride"])
+
+    with k.range(begin, end) as unit:
+        rest, column_tile = unit // p["tiles_n"], unit % p["tiles_n"]
+        batch, row_tile = rest // p["tiles_m"], rest % p["tiles_m"]
+        a_at, b_at, c_at = unit_offsets(k, slot["block"], batch, 3)
+        row0, column0 = row_tile * p["block_m"], column_tile * p["block_n"]
+        rows = k.minimum(p["m"] - row0, p["block_m"])
+        columns = k.minimum(p["n"] - column0, p["block_n"])
+        a_unit = k.offset(slot["a"], a_at + row0 * p["a_row"], t.memory)
+        if kind.b_mode == "plain":
+            b_unit = k.offset(slot["b"], b_at + column0, t.memory)
+        else:
+            b_unit = k.offset(slot["b"], b_at, t.compute)
+        out_unit = k.offset(slot["out"], c_at + row0 * p["c_row"] + column0 * p["c_column"], t.memory)
+        bias_unit = k.offset(bias, column0 * p["bias_stride"], t.memory)
+        if kind.staged:
+            stage_row = (columns + (width - 1)) // width * width
+            c_unit, c_row = scratch, stage_row
+            packed_a = k.offset(scratch, _stage_bytes(k, p, t))
+        else:
+            c_unit, c_row, packed_a = out_unit, p["c_row"], scratch
+
+        start = k.var(i64, 0)
+        more = k.var(i64, 1)
+        with k.loop_while(lambda: more.get().ne(0)):  # once at least: a product over nothing is zero
+            at = start.get()
+            depth = k.minimum(p["k"] - at, p["block_k"])
+            stored_depth = (depth + (DEPTH_ALIGN - 1)) & -DEPTH_ALIGN
+            a_block = k.offset(a_unit, at * p["a_step"], t.memory)
+            if kind.packs_a:
+                with k.range(0, rows, height) as i:
+                    k.call(pack_a, k.offset(a_block, i * p["a_row"], t.memory), p["a_row"], p["a_step"], rows - i, depth,
+                           k.offset(packed_a, i * stored_depth, t.compute))
+            if kind.b_mode == "plain":
+                b_block = k.offset(b_unit, at * p["b_step"], t.memory)
+            else:
+                padded = (p["n"] + (width - 1)) // width * width
+                b_block = k.offset(b_unit, at * padded + column0 * stored_depth, t.compute)
+            first = at.eq(0)
+            initial = (1 if kind.accumulate and not kind.staged else 0) | (2 if kind.bias and not kind.staged else 0)
+            flags = k.select(first, initial, k.const(i64, 1))
+
+            def column_of_tiles(j: Value, vectors: int, masked: bool) -> None:
+                if kind.b_mode == "plain":
+                    b_panel = k.offset(b_block, j, t.memory)
+                else:  # a tail starts inside the last panel
+                    panel = j // width * width
+                    b_panel = k.offset(b_block, panel * stored_depth + (j - panel), t.compute)
+                cols = columns - j
+                c_panel = k.offset(c_unit, j, t.stored)
+                bias_panel = k.offset(bias_unit, j * p["bias_stride"], t.memory)
+
+                def a_panel(i: Value) -> Value:
+                    if kind.packs_a:
+                        return k.offset(packed_a, i * stored_depth, t.compute)
+                    return k.offset(a_block, i * p["a_row"], t.memory)
+
+                def call(i: Value, h: int, left: Value | int) -> None:
+                    tile((h, vectors, masked), depth, a_panel(i), b_panel, k.offset(c_panel, i * c_row, t.stored), c_row, left, cols,
+                         flags, bias_panel)
+
+                whole = rows // height * height
+                with k.range(0, whole, height) as i:
+                    call(i, height, height)
+                left = rows - whole
+                for upper, lower in zip(kind.heights, (*kind.heights[1:], 0), strict=True):
+                    with k.when((left <= upper) & (left > lower)):
+                        call(whole, upper, left)
+
+            if kind.staged and kind.b_mode == "panels":  # the stage is as wide as whole panels
+                with k.range(0, columns, width) as j:
+                    column_of_tiles(j, kind.vectors, False)
+            else:
+                whole_columns = columns // width * width
+                with k.range(0, whole_columns, width) as j:
+                    column_of_tiles(j, kind.vectors, False)
+                with k.range(whole_columns, columns, kind.tail_vectors * lanes) as j:
+                    column_of_tiles(j, kind.tail_vectors, True)
+            following = at + depth
+            start.set(following)
+            more.set((following < p["k"]).to(i64))
+        if finish is not None:
+            k.call(finish, c_unit, stage_row, out_unit, p["c_row"], p["c_column"], rows, columns, bias_unit, p["bias_stride"])
+    k.ret()
+    return t.module
+
+
+def _stage_bytes(k: Function, p: dict[str, Value], t: Tiles) -> Value:
+    """Room for the sums of a unit, its sides rounded up to whole register tiles."""
+    height = (p["block_m"] + (t.height - 1)) // t.height * t.height
+    width = (p["block_n"] + (t.width - 1)) // t.width * t.width
+    return height * width * t.compute.size
+
+
+def stage_bytes(block_m: int, block_n: int, height: int, width: int, size: int) -> int:
+    """`_stage_bytes`, for whoever allocates the scratch."""
+    return -(-block_m // height) * height * -(-block_n // width) * width * size
+
+
+def _finish_function(t: Tiles) -> Function:
+    """Sums of a unit to the result, rounded once: out = sums (+ out) (+ bias), for any strides of out."""
+    kind, lanes = t.kind, t.lanes
+    k = t.module.function(
+        "finish",
+        [("sums", ptr), ("stage_row", i64), ("out", ptr), ("c_row", i64), ("c_column", i64), ("rows", i64), ("columns", i64),
+         ("bias", ptr), ("bias_stride", i64)],
+        internal=True,
+    )  # fmt: skip
+    sums, stage_row, out, c_row, c_column, rows, columns, bias, bias_stride = k.args
+
+    def rows_of(unit_stride: bool) -> None:
+        with k.range(0, rows) as i:
+            source, line = k.offset(sums, i * stage_row, t.compute), k.offset(out, i * c_row, t.memory)
+            with k.range(0, columns, lanes) as j:
+                mask = k.tail_mask(columns - j, lanes)
+                value = k.load(source, t.vector, j, mask=mask)
+                if kind.bias:
+                    indices = (k.iota(i64.vec(lanes)) + k.splat(j, lanes)) * k.splat(bias_stride, lanes)
+                    value = value + k.gather(bias, t.memory, indices, mask=mask).to(t.compute)
+                if unit_stride:
+                    if kind.accumulate:
+                        value = value + k.load(line, t.memory.vec(lanes), j, mask=mask).to(t.compute)
+                    k.store(line, value.to(t.memory), j, mask=mask)
+                else:
+                    indices = (k.iota(i64.vec(lanes)) + k.splat(j, lanes)) * k.splat(c_column, lanes)
+                    if kind.accumulate:
+                        value = value + k.gather(line, t.memory, indices, mask=mask).to(t.compute)
+                    k.scatter(line, value.to(t.memory), indices, mask=mask)
+
+    k.when_else(c_column.eq(1), lambda: rows_of(True), lambda: rows_of(False))
+    k.ret()
+    return k
+
+
+def build_pack(target: Target, dtype: str, order: str, vectors: int) -> Module:
+    """Packs all of B, panel by panel. Slots: b, packed, block; a unit is one panel of one depth block of one matrix.
+
+    Block: units, grain, m, n, k, then as FIELDS; the batch entries hold the stride of the source in b's place.
+    """
+    memory, compute = ELEMENTS[dtype]
+    lanes = target.lanes(compute)
+    width = vectors * lanes
+    module = Module(vector_bits=target.vector_bytes * 8)
+    pack_b = pack_function(module, "pack_b", memory, compute, width, lanes, order)
+    k = module.function("kernel", ABI)
+    slots, begin, end, _ = k.args
+    source, packed, block = (k.load(slots, ptr, i) for i in range(3))
+    p = {name: k.load(block, i64, i) for i, name in enumerate(FIELDS)}
+    panels = (p["n"] + (width - 1)) // width
+    blocks = (p["k"] + (p["block_k"] - 1)) // p["block_k"]
+    with k.range(begin, end) as unit:
+        rest, panel = unit // panels, unit % panels
+        batch, depth_block = rest // blocks, rest % blocks
+        _, b_at = unit_offsets(k, block, batch, 2)
+        at, column = depth_block * p["block_k"], panel * width
+        depth = k.minimum(p["k"] - at, p["block_k"])
+        stored_depth = (depth + (DEPTH_ALIGN - 1)) & -DEPTH_ALIGN
+        matrix = panels * width * ((p["k"] + (DEPTH_ALIGN - 1)) & -DEPTH_ALIGN)
+        to = k.offset(packed, batch * matrix + at * (panels * width) + column * stored_depth, compute)
+        k.call(pack_b, k.offset(source, b_at + at * p["b_step"] + column * p["b_column"], memory), p["b_column"], p["b_step"],
+               p["n"] - column, depth, to)
+    k.ret()
+    return module
