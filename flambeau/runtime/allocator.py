@@ -68,6 +68,7 @@ class Budget:
     def __init__(self, limit_bytes: int | None = None) -> None:
         self.limit_bytes = system.memory_bytes() if limit_bytes is None else limit_bytes
         self.reserved_bytes = 0
+        self.lock = threading.RLock()  # one for all pools: making room empties the others
 
 
 class SizeClass:
@@ -108,7 +109,6 @@ class Pool:
         self.name = name
         self.budget = Budget() if budget is None else budget
         self._settle = settle
-        self._lock = threading.RLock()
         self._classes: dict[int, SizeClass] = {}
         self._requests: dict[int, SizeClass] = {}  # by requested size, a shortcut
         self._segments: dict[int, int] = {}  # what is mapped: address -> bytes
@@ -125,7 +125,7 @@ class Pool:
         if found is not None:
             return found
         rounded = class_bytes(nbytes)
-        with self._lock:
+        with self.budget.lock:
             found = self._classes.get(rounded)
             if found is None:
                 found = self._classes[rounded] = SizeClass(self, rounded)
@@ -144,7 +144,7 @@ class Pool:
 
     # ------------------------------------------------------------------------------------------------ blocks
     def _fresh(self, cls: SizeClass) -> int:
-        with self._lock:
+        with self.budget.lock:
             try:
                 return cls.free.pop()  # given back by another thread meanwhile
             except IndexError:
@@ -233,7 +233,7 @@ class Pool:
         """
         if self._settle is not None:
             self._settle()
-        with self._lock:
+        with self.budget.lock:
             return sum(self._empty_class(cls) for cls in list(self._classes.values()))
 
     def _empty_class(self, cls: SizeClass) -> int:
@@ -281,7 +281,7 @@ class Pool:
 
         `allocated_bytes.all.peak` is a lower bound, sampled when memory was mapped.
         """
-        with self._lock:
+        with self.budget.lock:
             classes = list(self._classes.values())
             stats: dict[str, int] = {}
             for part, chosen in (
@@ -308,20 +308,17 @@ class Pool:
 
     def reset_peak_memory_stats(self) -> None:
         """Start the peaks again from what is there now."""
-        with self._lock:
+        with self.budget.lock:
             self._peak_allocated = self.allocated_bytes
             self._peak_reserved = self._reserved
 
     def owns(self, address: int) -> bool:
         """Whether the address lies in memory of this pool."""
-        with self._lock:
+        with self.budget.lock:
             if not self._sorted:
                 self._sorted = sorted(self._segments)
             index = bisect.bisect_right(self._sorted, address) - 1
             return index >= 0 and address < self._sorted[index] + self._segments[self._sorted[index]]
-
-    def _after_fork(self) -> None:
-        self._lock = threading.RLock()  # another thread may have held the old one
 
 
 _pools: weakref.WeakSet[Pool] = weakref.WeakSet()
@@ -329,7 +326,7 @@ _pools: weakref.WeakSet[Pool] = weakref.WeakSet()
 
 def _after_fork() -> None:
     for pool in list(_pools):
-        pool._after_fork()
+        pool.budget.lock = threading.RLock()  # another thread may have held the old one
 
 
 if hasattr(os, "register_at_fork"):
