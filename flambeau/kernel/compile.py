@@ -8,8 +8,8 @@ does without (loading it takes some 0.1 s).
 
 Text that does not parse or verify raises `CompileError`. Some mistakes LLVM only finds while it selects
 instructions (an intrinsic the target lacks, inline assembly that does not assemble); it then ends the
-process. So templates check `target.has` before they use an instruction, and what is untested is first
-compiled in a child process (as tests/kernel/test_instructions.py does).
+process. Intrinsics of the instruction table are checked here first; what is not in it is best compiled in a
+child process (as `kernel.selftest` does).
 
 May not know: where kernels come from, caches, loading. Entry: `compile_object`.
 """
@@ -22,6 +22,7 @@ import time
 from types import ModuleType
 from typing import Any
 
+from flambeau.kernel import instructions
 from flambeau.kernel.target import Target
 
 # The text of `dsl` and the table of `instructions` are written for this LLVM (llvmlite 0.50).
@@ -70,6 +71,9 @@ def _machine(target: Target) -> Any:
 
 def _parsed(text: str, target: Target) -> Any:
     llvm = _llvm()
+    lacking = instructions.missing(text, target)
+    if lacking:
+        raise CompileError(f"kernel: instructions must be those of {target.cpu}, got {', '.join(lacking)}. Ask `available` first.")
     machine = _machine(target)
     header = f'target datalayout = "{machine.target_data}"\ntarget triple = "{target.triple}"\n'
     try:
@@ -110,6 +114,11 @@ def compile_object(text: str, target: Target) -> bytes:
     Raises: CompileError if the text does not parse or verify. See the top of this file for what LLVM does not report.
     """
     return compile_timed(text, target).object
+
+
+def parsed_text(text: str, target: Target) -> str:
+    """The module as LLVM understands it, before the passes."""
+    return str(_parsed(text, target))
 
 
 def optimised(text: str, target: Target) -> str:

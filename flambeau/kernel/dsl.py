@@ -20,7 +20,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 
-from flambeau.kernel.types import Type, f32, f64, i1, i8, i32, i64, ptr, u8, u16, u32, void
+from flambeau.kernel.types import Type, f32, i1, i8, i32, i64, ptr, u16, u32, void
 
 Number = float | int | bool
 
@@ -366,9 +366,9 @@ class Function:
     def fma(self, a: Value | Number, b: Value | Number, c: Value | Number) -> Value:
         """a * b + c, rounded once."""
         like = next(v for v in (a, b, c) if isinstance(v, Value))
-        widest = max((v.type.lanes for v in (a, b, c) if isinstance(v, Value)))
+        widest = max(v.type.lanes for v in (a, b, c) if isinstance(v, Value))
         t = like.type.vec(widest)
-        a, b, c = (self.splat(self.as_value(v, t.element), widest) if not isinstance(v, Value) or v.type.lanes != widest else v for v in (a, b, c))
+        a, b, c = (self.splat(self.as_value(v, t.element), widest) for v in (a, b, c))
         return self.intrinsic(f"llvm.fma.{t.suffix}", t, a, b, c)
 
     def math(self, name: str, *values: Value) -> Value:
@@ -644,4 +644,5 @@ class Module:
     def text(self) -> str:
         width = f'"prefer-vector-width"="{self.vector_bits}"'
         attributes = [f"attributes #0 = {{ nounwind {width} }}", f"attributes #1 = {{ nounwind alwaysinline {width} }}"]
-        return "\n".join([*self.globals, *(f.text() for f in self.functions), *self.declarations.values(), *attributes, *self._metadata]) + "\n"
+        functions = [f.text() for f in self.functions]
+        return "\n".join([*self.globals, *functions, *self.declarations.values(), *attributes, *self._metadata]) + "\n"
