@@ -20,6 +20,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 OLDEST = (3, 11)
@@ -42,12 +43,23 @@ def require_new_python() -> None:
     sys.exit(f"environment: Python must be {wanted} or newer, got {have} ({sys.executable}). Choose one with make PYTHON=/path/to/python3.")
 
 
-def requirements(name: str) -> list[str]:
-    """What an extra or a group of pyproject.toml asks for; "" is the package's own dependencies."""
-    import tomllib
+def project_file() -> dict[str, Any]:
+    """What pyproject.toml says."""
+    import tomllib  # not there in interpreters that are too old
 
     with (ROOT / "pyproject.toml").open("rb") as file:
-        document = tomllib.load(file)
+        return tomllib.load(file)
+
+
+def package_identity() -> list[str]:
+    """What the editable installation depends on: the place of the tree, the version and the commands."""
+    project = project_file()["project"]
+    return [f"{project['name']} {project['version']} from {ROOT}", *project["scripts"].values()]
+
+
+def requirements(name: str) -> list[str]:
+    """What an extra or a group of pyproject.toml asks for; "" is the package's own dependencies."""
+    document = project_file()
     if not name:
         return document["project"]["dependencies"]
     known = {**document["project"]["optional-dependencies"], **document["dependency-groups"]}
@@ -126,7 +138,7 @@ def main() -> None:
             else:
                 together = [*requirements(""), *wanted]
                 environment.pip_install(name, together, together)
-                environment.pip_install("package", [f"flambeau from {ROOT}"], ["--no-deps", "--editable", str(ROOT)])
+                environment.pip_install("package", package_identity(), ["--no-deps", "--editable", str(ROOT)])
 
 
 if __name__ == "__main__":
