@@ -84,7 +84,7 @@ class Suite:
         return fraction
 
     @staticmethod
-    def compiled_kernels() -> dict[str, int] | None:
+    def compiled_kernels() -> dict[str, float] | None:
         """What the kernel cache counted in this process, or None where nothing asked for a kernel."""
         cache = sys.modules.get("flambeau.kernel.cache")
         if cache is None:
@@ -147,7 +147,8 @@ class Suite:
             lines.append(f"parity: {self.parity_files} files left out, torch is not installed")
         counts = self.compiled_kernels()
         if counts is not None:
-            lines.append("kernels: " + ", ".join(f"{name} {value}" for name, value in counts.items()))
+            parts = (f"{name} {value:.2f}" if isinstance(value, float) else f"{name} {value}" for name, value in counts.items())
+            lines.append("kernels: " + ", ".join(parts))
             if self.max_kernels is not None and counts.get("compiled", 0) > self.max_kernels:
                 lines.append(f"FAILED: {counts['compiled']} kernels compiled, FLAMBEAU_TEST_MAX_KERNELS is {self.max_kernels}")
         return lines

@@ -128,7 +128,12 @@ def check_tree(root: Path) -> list[str]:
         if path.suffix != ".py":
             continue
         problems += filter(None, [length_problem(name, len(text.splitlines())), name_problem(name)])
-        problems += tree_problems(name, ast.parse(text, name))
+        try:
+            tree = ast.parse(text, name)
+        except SyntaxError as error:
+            problems.append(f"{name}:{error.lineno}: {error.msg}")
+            continue
+        problems += tree_problems(name, tree)
     problems += [f"tools/check_files.py: LONG lists {name}, which is short or gone" for name in LONG if not _is_long(root / name)]
     return problems
 

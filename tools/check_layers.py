@@ -196,7 +196,12 @@ def check_tree(root: Path) -> list[str]:
         name = module_name(path, root)
         importer = unit_of(name)
         at_import: set[str] = set()
-        for found in imports(path, root):
+        try:
+            found_imports = list(imports(path, root))
+        except SyntaxError as error:
+            problems.append(f"{path.relative_to(root)}:{error.lineno}: {error.msg}")
+            continue
+        for found in found_imports:
             problem = check_import(importer, found)
             if problem:
                 problems.append(f"{path.relative_to(root)}:{found.line}: {problem}")
