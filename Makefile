@@ -19,7 +19,7 @@ help:  ## list the targets
 	@grep -hE '^[a-z-]+: .*## ' $(MAKEFILE_LIST) | sort | awk 'BEGIN {FS = ":.*## "} {printf "  make %-10s %s\n", $$1, $$2}'
 	@echo
 	@echo "  PYTHON=python3   interpreter the environment is made from (3.11 or newer)"
-	@echo "  ARGS='...'       further arguments for pytest or the benchmarks, as in make test ARGS='-k matmul'"
+	@echo "  ARGS='...'       further arguments for pytest or the benchmarks, as in make test ARGS='-k gemm'"
 
 demo:  ## show what Flambeau does, on small models
 	@$(ENVIRONMENT) demo weights
@@ -39,8 +39,8 @@ lint:  ## check style (ruff), layers and files
 	@$(RUN) tools/check_layers.py
 	@$(RUN) tools/check_files.py
 
-bench:  ## time the workloads in benchmarks/
-	@$(ENVIRONMENT) demo
+bench:  ## time the workloads in benchmarks/, side by side with PyTorch
+	@$(ENVIRONMENT) demo torch
 	@$(CLEAN) $(RUN) benchmarks/run.py $(ARGS)
 
 clean:  ## delete the environments and all that was made in the tree
