@@ -18,8 +18,11 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from flambeau.checkpoint.records import (
+    DAMAGED,
+    HOSTILE,
     ITEM_BYTES,
     MAX_INT64,
+    RESAVE,
     ArrayRecord,
     Builder,
     CheckpointError,
@@ -88,7 +91,7 @@ class PendingDtype:
 
     def fill(self, reader: Reader, state: object) -> PendingDtype:
         if type(state) is not tuple or len(state) < 2 or state[1] not in ("<", ">", "|", "="):
-            raise reader.error("a NumPy dtype needs its byte order. The file is damaged.")
+            raise reader.error(f"a NumPy dtype needs its byte order. {DAMAGED}")
         if any(part is not None for part in state[2:5]):
             raise reader.error("a NumPy dtype must be one plain number, got a structured one. Save the fields apart.")
         self.swapped = state[1] == ">"
@@ -103,7 +106,7 @@ class PendingArray:
 
     def fill(self, reader: Reader, state: object) -> object:
         if type(state) is not tuple or len(state) != 5:
-            raise reader.error("a NumPy array needs a state of five parts. The file is damaged.")
+            raise reader.error(f"a NumPy array needs a state of five parts. {DAMAGED}")
         _, shape, dtype, fortran, data = state
         self.value = _array(reader, shape, dtype, fortran, data)
         return self.value
@@ -137,38 +140,46 @@ MAX_TENSOR_DIMENSIONS = 64
 def _count(reader: Reader, value: object, what: str) -> int:
     if type(value) is not int or not 0 <= value <= MAX_INT64:
         shown = value if type(value) is int and value.bit_length() <= 64 else type(value).__name__
-        raise reader.error(f"{what} must be a non-negative 64-bit integer, got {shown}. The file is damaged.")
+        raise reader.error(f"{what} must be a non-negative 64-bit integer, got {shown}. {DAMAGED}")
     return value
 
 
 def _counts(reader: Reader, values: object, what: str) -> tuple[int, ...]:
     if not isinstance(values, (tuple, list)):
-        raise reader.error(f"{what} must be a tuple of integers, got {type(values).__name__}. The file is damaged.")
+        raise reader.error(f"{what} must be a tuple of integers, got {type(values).__name__}. {DAMAGED}")
     if len(values) > MAX_TENSOR_DIMENSIONS:
-        raise reader.error(f"a tensor must have at most {MAX_TENSOR_DIMENSIONS} dimensions, got {len(values)}. The file is damaged.")
+        raise reader.error(f"a tensor must have at most {MAX_TENSOR_DIMENSIONS} dimensions, got {len(values)}. {DAMAGED}")
     return tuple(_count(reader, v, what) for v in values)
 
 
 def _arguments(reader: Reader, name: str, arguments: tuple, least: int, most: int) -> tuple:
     if not least <= len(arguments) <= most:
-        raise reader.error(f"{name} takes {least} to {most} arguments, got {len(arguments)}. The file is damaged.")
+        raise reader.error(f"{name} takes {least} to {most} arguments, got {len(arguments)}. {DAMAGED}")
     return arguments + (None,) * (most - len(arguments))
 
 
 def _tensor_record(
-    reader: Reader, storage: object, dtype: str | None, offset: object, size: object, stride: object, requires_grad: object, hooks: object, metadata: object
+    reader: Reader,
+    storage: object,
+    dtype: str | None,
+    offset: object,
+    size: object,
+    stride: object,
+    requires_grad: object,
+    hooks: object,
+    metadata: object,
 ) -> object:
     if not isinstance(storage, TypedStorage):
-        raise reader.error(f"a tensor needs a storage, got {type(storage).__name__}. The file is damaged.")
+        raise reader.error(f"a tensor needs a storage, got {type(storage).__name__}. {DAMAGED}")
     dtype = dtype or storage.dtype
     if storage.start and dtype != storage.dtype:
-        raise reader.error("a tensor over part of a storage must have the storage's dtype. The file is damaged.")
+        raise reader.error(f"a tensor over part of a storage must have the storage's dtype. {DAMAGED}")
     if dtype is None:
-        raise reader.error("a tensor over an untyped storage must say its dtype. The file is damaged.")
+        raise reader.error(f"a tensor over an untyped storage must say its dtype. {DAMAGED}")
     shape = _counts(reader, size, "a tensor's size")
     strides = _counts(reader, stride, "a tensor's stride")
     if len(shape) != len(strides):
-        raise reader.error(f"a tensor needs as many strides as sizes, got size {list(shape)} and stride {list(strides)}. The file is damaged.")
+        raise reader.error(f"a tensor needs as many strides as sizes, got size {list(shape)} and stride {list(strides)}. {DAMAGED}")
     offset = _count(reader, offset, "a tensor's storage offset")
     numel = 1
     for n in shape:
@@ -178,18 +189,18 @@ def _tensor_record(
     if end > held or numel > MAX_INT64:
         raise reader.error(
             f"a tensor must lie within its storage, got size {list(shape)}, stride {list(strides)}, offset {offset} "
-            f"over storage {storage.record.key!r} of {held} elements. The file is damaged or hostile; do not use it."
+            f"over storage {storage.record.key!r} of {held} elements. {HOSTILE}"
         )
     if hooks:
         raise reader.error("a tensor must not carry backward hooks. Remove them before saving.")
     if metadata is None:
         metadata = {}
     if type(metadata) is not dict or not set(metadata) <= {"conj", "neg"}:
-        raise reader.error("a tensor's metadata may only say conj and neg. " + _RESAVE)
-    record = TensorRecord(
-        dtype, shape, strides, storage.start + offset, storage.record, bool(requires_grad), bool(metadata.get("conj")), bool(metadata.get("neg"))
+        raise reader.error("a tensor's metadata may only say conj and neg. " + RESAVE)
+    conj, neg = bool(metadata.get("conj")), bool(metadata.get("neg"))
+    return reader.builder.tensor(
+        TensorRecord(dtype, shape, strides, storage.start + offset, storage.record, bool(requires_grad), conj, neg)
     )
-    return reader.builder.tensor(record)
 
 
 def _rebuild_tensor(reader: Reader, arguments: tuple) -> object:
@@ -207,7 +218,7 @@ def _rebuild_tensor_v3(reader: Reader, arguments: tuple) -> object:
     for name, value in reader.dtypes.items():
         if value is dtype:
             return _tensor_record(reader, storage, name, offset, size, stride, grad, hooks, metadata)
-    raise reader.error(f"_rebuild_tensor_v3 needs a dtype, got {type(dtype).__name__}. The file is damaged.")
+    raise reader.error(f"_rebuild_tensor_v3 needs a dtype, got {type(dtype).__name__}. {DAMAGED}")
 
 
 def _attributes(reader: Reader, state: object) -> Mapping[str, object]:
@@ -217,7 +228,7 @@ def _attributes(reader: Reader, state: object) -> Mapping[str, object]:
     if state is None:
         return {}
     if type(state) is not dict or not all(isinstance(name, str) for name in state):
-        raise reader.error(f"a tensor's attributes must be a dict with text keys, got {type(state).__name__}. {_RESAVE}")
+        raise reader.error(f"a tensor's attributes must be a dict with text keys, got {type(state).__name__}. {RESAVE}")
     reader.charge(len(state))
     reader.states.append(state)
     return state
@@ -241,11 +252,11 @@ def _rebuild_from_type(reader: Reader, arguments: tuple) -> object:
     """Tensors with Python attributes: (function, type, arguments, state)."""
     function, type_, inner, state = _arguments(reader, "_rebuild_from_type_v2", arguments, 4, 4)
     if not isinstance(function, Constructor) or function.build not in _REBUILDS:
-        raise reader.error("_rebuild_from_type_v2 must name one of the functions that rebuild tensors. The file is damaged or hostile; do not use it.")
+        raise reader.error(f"_rebuild_from_type_v2 must name one of the functions that rebuild tensors. {HOSTILE}")
     if type_ not in (_TENSOR, _PARAMETER):
-        raise reader.error("_rebuild_from_type_v2 must make a torch.Tensor or a Parameter. " + _RESAVE)
+        raise reader.error("_rebuild_from_type_v2 must make a torch.Tensor or a Parameter. " + RESAVE)
     if type(inner) is not tuple:
-        raise reader.error("_rebuild_from_type_v2 needs a tuple of arguments. The file is damaged.")
+        raise reader.error(f"_rebuild_from_type_v2 needs a tuple of arguments. {DAMAGED}")
     return reader.builder.attributes(function.build(reader, inner), _attributes(reader, state))
 
 
@@ -265,7 +276,7 @@ def _device(reader: Reader, arguments: tuple) -> object:
         index = int(number) if number.isascii() and number.isdigit() and len(number) < 6 else -1
     known = isinstance(type_, str) and type_.isidentifier() and len(type_) < 32
     if not known or not (index is None or (type(index) is int and 0 <= index < 1 << 16)):
-        raise reader.error("torch.device needs a device type and an index. The file is damaged.")
+        raise reader.error(f"torch.device needs a device type and an index. {DAMAGED}")
     return reader.builder.device(type_, index)
 
 
@@ -274,12 +285,12 @@ def _encode(reader: Reader, arguments: tuple) -> bytes:
     """How protocol 2 spells bytes: text in which every character is a byte."""
     text, encoding = _arguments(reader, "_codecs.encode", arguments, 1, 2)
     if type(text) is not str or encoding not in ("latin1", "latin-1"):
-        raise reader.error("_codecs.encode must turn latin1 text into bytes. The file is damaged or hostile; do not use it.")
+        raise reader.error(f"_codecs.encode must turn latin1 text into bytes. {HOSTILE}")
     reader.charge(len(text))
     try:
         return text.encode("latin1")
     except UnicodeEncodeError:
-        raise reader.error("_codecs.encode got text that is not latin1. The file is damaged.") from None
+        raise reader.error(f"_codecs.encode got text that is not latin1. {DAMAGED}") from None
 
 
 def _make_bytes(reader: Reader, arguments: tuple) -> bytes:
@@ -296,7 +307,7 @@ def _raw(reader: Reader, name: str, arguments: tuple) -> bytes:
     if len(arguments) == 2:
         return _encode(reader, arguments)
     if len(arguments) != 1 or not isinstance(arguments[0], (bytes, bytearray)):  # an integer would allocate that much
-        raise reader.error(f"{name} must be given its bytes. The file is damaged or hostile; do not use it.")
+        raise reader.error(f"{name} must be given its bytes. {HOSTILE}")
     reader.charge(len(arguments[0]))
     return arguments[0]
 
@@ -304,7 +315,7 @@ def _raw(reader: Reader, name: str, arguments: tuple) -> bytes:
 def _items(reader: Reader, name: str, arguments: tuple) -> list[object] | tuple:
     (items,) = _arguments(reader, name, arguments or ([],), 1, 1)
     if not isinstance(items, (list, tuple)):
-        raise reader.error(f"{name} needs a list of items, got {type(items).__name__}. The file is damaged.")
+        raise reader.error(f"{name} needs a list of items, got {type(items).__name__}. {DAMAGED}")
     reader.charge(len(items))
     return items
 
@@ -322,22 +333,22 @@ def _make_frozenset(reader: Reader, arguments: tuple) -> frozenset:
 
 def _make_complex(reader: Reader, arguments: tuple) -> complex:
     if len(arguments) != 2 or not all(type(part) in (int, float) for part in arguments):
-        raise reader.error("complex needs two numbers. The file is damaged.")
+        raise reader.error(f"complex needs two numbers. {DAMAGED}")
     try:
         return complex(*arguments)
     except OverflowError:
-        raise reader.error("complex needs numbers within a double's range. The file is damaged.") from None
+        raise reader.error(f"complex needs numbers within a double's range. {DAMAGED}") from None
 
 
 def _make_slice(reader: Reader, arguments: tuple) -> slice:
     if not 1 <= len(arguments) <= 3 or not all(part is None or type(part) is int for part in arguments):
-        raise reader.error("slice needs one to three integers. The file is damaged.")
+        raise reader.error(f"slice needs one to three integers. {DAMAGED}")
     return slice(*arguments)
 
 
 def _make_range(reader: Reader, arguments: tuple) -> range:
     if not 1 <= len(arguments) <= 3 or not all(type(part) is int for part in arguments) or arguments[2:] == (0,):
-        raise reader.error("range needs one to three integers and a step that is not 0. The file is damaged.")
+        raise reader.error(f"range needs one to three integers and a step that is not 0. {DAMAGED}")
     return range(*arguments)
 
 
@@ -345,7 +356,7 @@ def _make_ordered_dict(reader: Reader, arguments: tuple) -> collections.OrderedD
     made: collections.OrderedDict = collections.OrderedDict()
     for pair in _items(reader, "OrderedDict", arguments):
         if not isinstance(pair, (list, tuple)) or len(pair) != 2:
-            raise reader.error("OrderedDict needs pairs of key and value. The file is damaged.")
+            raise reader.error(f"OrderedDict needs pairs of key and value. {DAMAGED}")
         reader.check_key(pair[0])
         made[pair[0]] = pair[1]
     return made
@@ -354,12 +365,15 @@ def _make_ordered_dict(reader: Reader, arguments: tuple) -> collections.OrderedD
 def _make_counter(reader: Reader, arguments: tuple) -> collections.Counter:
     (counts,) = _arguments(reader, "Counter", arguments or ({},), 1, 1)
     if type(counts) is not dict:
-        raise reader.error("Counter needs a dict of counts. The file is damaged.")
+        raise reader.error(f"Counter needs a dict of counts. {DAMAGED}")
     reader.charge(len(counts))
     return collections.Counter(counts)
 
 
 # ---------------------------------------------------------------------- NumPy
+_PLAIN_FIRST = "Convert text and objects to plain Python values before saving."
+
+
 def _numpy_dtype(reader: Reader, arguments: tuple) -> PendingDtype:
     kind = arguments[0] if arguments else None
     swapped = False
@@ -367,7 +381,7 @@ def _numpy_dtype(reader: Reader, arguments: tuple) -> PendingDtype:
         swapped, kind = kind[0] == ">", kind[1:]
     if kind not in _NUMPY_KINDS:
         shown = kind if isinstance(kind, str) and len(kind) < 20 else type(kind).__name__
-        raise reader.error(f"a NumPy dtype must be a number or bool, got {shown}. Convert text and objects to plain Python values before saving.")
+        raise reader.error(f"a NumPy dtype must be a number or bool, got {shown}. {_PLAIN_FIRST}")
     return PendingDtype(kind, swapped)
 
 
@@ -382,28 +396,28 @@ def _array_bytes(reader: Reader, data: object) -> bytes:
     if isinstance(data, str):  # Python 2 wrote bytes as text
         return _encode(reader, (data, "latin1"))
     if not isinstance(data, (bytes, bytearray)):
-        raise reader.error(f"a NumPy value must be given as bytes, got {type(data).__name__}. Convert objects to plain Python values before saving.")
+        raise reader.error(f"a NumPy value must be given as bytes, got {type(data).__name__}. {_PLAIN_FIRST}")
     reader.charge(len(data))
     return bytes(data)
 
 
 def _array(reader: Reader, shape: object, dtype: object, fortran: object, data: object) -> object:
     if not isinstance(dtype, PendingDtype):
-        raise reader.error("a NumPy array needs a dtype. The file is damaged.")
+        raise reader.error(f"a NumPy array needs a dtype. {DAMAGED}")
     sizes = _counts(reader, shape, "a NumPy array's shape")
     raw = _array_bytes(reader, data)
     needed = int(dtype.kind[1:])
     for size in sizes:
         needed *= size
     if needed != len(raw):
-        raise reader.error(f"a NumPy array of shape {list(sizes)} needs {needed} bytes, got {len(raw)}. The file is damaged.")
+        raise reader.error(f"a NumPy array of shape {list(sizes)} needs {needed} bytes, got {len(raw)}. {DAMAGED}")
     return reader.builder.array(ArrayRecord(_NUMPY_KINDS[dtype.kind], sizes, bool(fortran), _native(dtype, raw)))
 
 
 def _numpy_reconstruct(reader: Reader, arguments: tuple) -> PendingArray:
     type_, _, _ = _arguments(reader, "numpy _reconstruct", arguments, 3, 3)
     if type_ is not _NDARRAY:
-        raise reader.error("numpy _reconstruct must make an ndarray. " + _RESAVE)
+        raise reader.error("numpy _reconstruct must make an ndarray. " + RESAVE)
     return PendingArray()
 
 
@@ -416,10 +430,10 @@ def _numpy_scalar(reader: Reader, arguments: tuple) -> object:
     """A NumPy scalar, given back as Python's number."""
     dtype, data = _arguments(reader, "numpy scalar", arguments, 2, 2)
     if not isinstance(dtype, PendingDtype):
-        raise reader.error("a NumPy scalar needs a dtype. The file is damaged.")
+        raise reader.error(f"a NumPy scalar needs a dtype. {DAMAGED}")
     raw = _array_bytes(reader, data)
     if len(raw) != int(dtype.kind[1:]):
-        raise reader.error(f"a NumPy scalar of kind {dtype.kind} needs {dtype.kind[1:]} bytes, got {len(raw)}. The file is damaged.")
+        raise reader.error(f"a NumPy scalar of kind {dtype.kind} needs {dtype.kind[1:]} bytes, got {len(raw)}. {DAMAGED}")
     native = _native(dtype, raw)
     if dtype.kind[0] == "c":
         return complex(*struct.unpack("<2f" if dtype.kind == "c8" else "<2d", native))
@@ -427,11 +441,10 @@ def _numpy_scalar(reader: Reader, arguments: tuple) -> object:
 
 
 def _applied_nowhere(reader: Reader, arguments: tuple) -> object:
-    raise reader.error("a class that only names a type is applied. The file is damaged or hostile; do not use it.")
+    raise reader.error(f"a class that only names a type is applied. {HOSTILE}")
 
 
 # ---------------------------------------------------------------------- the table
-_RESAVE = "Re-save it in PyTorch as a dict of tensors and plain values (torch.save(model.state_dict(), path))."
 _TENSOR = Constructor("torch.Tensor", _applied_nowhere)
 _PARAMETER = Constructor("torch.nn.parameter.Parameter", _applied_nowhere)
 _NDARRAY = Constructor("numpy.ndarray", _applied_nowhere)
@@ -478,7 +491,7 @@ _NAMES: dict[str, Constructor] = {
 
 # Families of names that PyTorch may read and we do not, each with what to do about it.
 _REFUSED: dict[str, str] = {
-    "torch._utils._rebuild_qtensor": "quantised tensors are not read. Save tensor.dequantize(), or the integers, scales and zero points apart.",
+    "torch._utils._rebuild_qtensor": "quantised tensors are not read. Save tensor.dequantize(), or integers and scales apart.",
     "torch._utils._rebuild_sparse_tensor": "sparse tensors are not read. Save tensor.to_dense(), or the indices and values apart.",
     "torch._utils._rebuild_nested_tensor": "nested tensors are not read. Save the list that tensor.unbind() gives.",
     "torch._utils._rebuild_meta_tensor_no_storage": "a tensor on the meta device has no data. Save tensors that hold values.",
@@ -510,4 +523,4 @@ def find_constructor(reader: Reader, module: str, name: str) -> object:
     if full in _REFUSED:
         raise reader.error(f"{full}: {_REFUSED[full]}")
     shown = full if len(full) <= 120 else full[:117] + "..."
-    raise reader.error(f"the file names {shown!r}, which is not data, and Flambeau runs nothing from a file. {_RESAVE}")
+    raise reader.error(f"the file names {shown!r}, which is not data, and Flambeau runs nothing from a file. {RESAVE}")

@@ -12,7 +12,7 @@ May not know: Tensor, archives. Entry: read.
 from __future__ import annotations
 
 from flambeau.checkpoint.pickle_reader import PickleReader
-from flambeau.checkpoint.records import Builder, CheckpointError
+from flambeau.checkpoint.records import DAMAGED, HOSTILE, Builder, CheckpointError
 from flambeau.checkpoint.storage_table import StorageTable
 
 MAGIC = 0x1950A86A20F9469CFC6C
@@ -42,12 +42,13 @@ def _read_header(data: memoryview) -> int:
         raise CheckpointError(f"load: the file must be a PyTorch checkpoint (zip or legacy format), and it is neither. ({error})") from None
     if magic != MAGIC:
         raise CheckpointError(
-            f"load: the file must be a PyTorch checkpoint, got a pickle of {type(magic).__name__}. Save with torch.save rather than pickle.dump."
+            f"load: the file must be a PyTorch checkpoint, got a pickle of {type(magic).__name__}. "
+            "Save with torch.save rather than pickle.dump."
         )
     reader = PickleReader(data, Builder(), None, reader.position)
     protocol = reader.read()
     if protocol != PROTOCOL:
-        raise CheckpointError(f"load: the legacy protocol must be {PROTOCOL}, got {protocol!r:.40}. The file is damaged.")
+        raise CheckpointError(f"load: the legacy protocol must be {PROTOCOL}, got {protocol!r:.40}. {DAMAGED}")
     reader = PickleReader(data, Builder(), None, reader.position)
     system = reader.read()
     if type(system) is not dict or system.get("little_endian") is not True:
@@ -60,26 +61,25 @@ def _read_storages(data: memoryview, position: int, table: StorageTable) -> tupl
     reader = PickleReader(data, Builder(), None, position)
     keys = reader.read()
     if type(keys) is not list or len(set(map(str, keys))) != len(keys):
-        raise CheckpointError("load: the list of storage keys must hold each key once. The file is damaged.")
+        raise CheckpointError(f"load: the list of storage keys must hold each key once. {DAMAGED}")
     at = reader.position
     contents: dict[str, memoryview] = {}
     for key in map(str, keys):
         record = table.records.get(key)
         if record is None:
-            raise CheckpointError(f"load: storage {key[:60]!r} is in the file but no tensor uses it, so its type is unknown. The file is damaged.")
+            raise CheckpointError(f"load: storage {key[:60]!r} is in the file but no tensor uses it, so its type is unknown. {DAMAGED}")
         item_bytes = table.types[key].item_bytes
         numel = int.from_bytes(data[at : at + 8], "little", signed=True)
         end = at + 8 + record.nbytes
         if at + 8 > len(data) or end > len(data):
-            raise CheckpointError(f"load: storage {key!r} of {record.nbytes} bytes reaches past the end of the file. The file is truncated.")
+            raise CheckpointError(f"load: storage {key!r} of {record.nbytes} bytes reaches past the end of the file. {DAMAGED}")
         if numel * item_bytes != record.nbytes:
             raise CheckpointError(
-                f"load: storage {key!r} must have the size its tensors declare, {record.nbytes // item_bytes} elements, got {numel}. "
-                "The file is damaged or hostile; do not use it."
+                f"load: storage {key!r} must have the {record.nbytes // item_bytes} elements its tensors declare, got {numel}. {HOSTILE}"
             )
         contents[key] = data[at + 8 : end]
         at = end
     missing = [key for key in table.records if key not in contents]
     if missing:
-        raise CheckpointError(f"load: the file holds no data for storage {missing[0]!r}. The file is truncated or damaged.")
+        raise CheckpointError(f"load: the file holds no data for storage {missing[0]!r}. {DAMAGED}")
     return contents, at

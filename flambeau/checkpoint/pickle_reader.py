@@ -21,7 +21,7 @@ import struct
 from collections.abc import Callable
 
 from flambeau.checkpoint.constructors import Constructor, PendingArray, PendingDtype, StorageType, TypedStorage, find_constructor
-from flambeau.checkpoint.records import MAX_INT64, Builder, CheckpointError
+from flambeau.checkpoint.records import DAMAGED, HOSTILE, MAX_INT64, RESAVE, Builder, CheckpointError
 
 MAX_DEPTH = 200  # of containers; a training state has about 6
 MAX_KEY_PARTS = 64  # parts of a tuple used as a key: hashing one visits them all
@@ -31,7 +31,6 @@ MAX_LINE_BYTES = 4096  # of the text opcodes' numbers and names
 _MARK = object()
 _DICTS = (dict, collections.OrderedDict, collections.Counter)
 _INTERNAL = (Constructor, StorageType, TypedStorage, PendingArray, PendingDtype)
-_RESAVE = "Re-save it in PyTorch as a dict of tensors and plain values (torch.save(model.state_dict(), path))."
 
 _REFUSED = {
     "EXT1": "\x82", "EXT2": "\x83", "EXT4": "\x84", "INST": "i", "OBJ": "o", "NEWOBJ_EX": "\x92",
@@ -74,12 +73,13 @@ class PickleReader:
             operation = _OPERATIONS.get(code)
             if operation is None:
                 name = _REFUSED_NAMES.get(code)
-                what = f"the pickle opcode {name}, which builds objects by running code" if name else f"unknown pickle opcode 0x{code:02x}"
-                raise self.error(f"{what}. {_RESAVE if name else 'The file is damaged or not a checkpoint.'}")
+                if name:
+                    raise self.error(f"the pickle opcode {name} builds objects by running code. {RESAVE}")
+                raise self.error(f"unknown pickle opcode 0x{code:02x}. The file is damaged or not a checkpoint.")
             operation(self)
         value = self.pop()
         if self.stack:
-            raise self.error(f"the stream must end with one value, got {len(self.stack)} more on the stack. The file is damaged.")
+            raise self.error(f"the stream must end with one value, got {len(self.stack)} more on the stack. {DAMAGED}")
         self._check_result(value)
         return value
 
@@ -112,9 +112,10 @@ class PickleReader:
                 key = stack[start + (held - 1) // 2 * 2] if marked else stack[start]
                 pieces.append(f"[{_short(key)}]")
                 i = start + (held - 1) // 2 * 2 + 1 if marked else start + 1
-            elif isinstance(owner, list) and marked and held:
-                pieces.append(f"[{len(owner) + held - 1}]")
-                i = stop - 1
+            elif isinstance(owner, list) and marked:
+                begun = held > 0 and (stop < len(stack) or isinstance(stack[stop - 1], Constructor))
+                pieces.append(f"[{len(owner) + held - begun}]")
+                i = max(start, stop - 1)
             else:
                 i += 1
         return "".join(pieces[:32])
@@ -123,7 +124,7 @@ class PickleReader:
     def take(self, count: int) -> memoryview:
         start = self.position
         if count > self.end - start:
-            raise self.error(f"the stream ends early, {count} bytes needed and {self.end - start} left. The file is truncated or damaged.")
+            raise self.error(f"the stream ends early, {count} bytes needed and {self.end - start} left. {DAMAGED}")
         self.position = start + count
         return self.data[start : start + count]
 
@@ -153,7 +154,7 @@ class PickleReader:
                 stop = at + found
                 break
         if stop < 0:
-            raise self.error("a text line does not end. The file is truncated or damaged.")
+            raise self.error(f"a text line does not end. {DAMAGED}")
         self.position = start + stop + 1
         return bytes(rest[:stop])
 
@@ -163,12 +164,12 @@ class PickleReader:
 
     def pop(self) -> object:
         if not self.stack or self.stack[-1] is _MARK:
-            raise self.error("an opcode takes more values than the stack holds. The file is damaged.")
+            raise self.error(f"an opcode takes more values than the stack holds. {DAMAGED}")
         return self.stack.pop()
 
     def top(self) -> object:
         if not self.stack or self.stack[-1] is _MARK:
-            raise self.error("an opcode needs a value on the stack and there is none. The file is damaged.")
+            raise self.error(f"an opcode needs a value on the stack and there is none. {DAMAGED}")
         return self.stack[-1]
 
     def pop_to_mark(self) -> list[object]:
@@ -178,7 +179,7 @@ class PickleReader:
                 items = stack[at + 1 :]
                 del stack[at:]
                 return items
-        raise self.error("an opcode needs a mark on the stack and there is none. The file is damaged.")
+        raise self.error(f"an opcode needs a mark on the stack and there is none. {DAMAGED}")
 
     # ------------------------------------------------------------------ containers
     def check_key(self, key: object) -> None:
@@ -189,32 +190,32 @@ class PickleReader:
             part = parts.pop()
             seen += 1
             if seen > MAX_KEY_PARTS:
-                raise self.error(f"a dict key or set item must have at most {MAX_KEY_PARTS} parts. The file is damaged or made to exhaust time.")
+                raise self.error(f"a dict key or set item must have at most {MAX_KEY_PARTS} parts. {HOSTILE}")
             if isinstance(part, tuple):
                 parts += part[: MAX_KEY_PARTS + 1]
             elif isinstance(part, int) and not isinstance(part, bool):
                 if not -MAX_INT64 - 1 <= part <= MAX_INT64:  # larger ones can be made to share one hash
-                    raise self.error("an integer used as a dict key or set item must fit in 64 bits. The file is damaged.")
+                    raise self.error(f"an integer used as a dict key or set item must fit in 64 bits. {DAMAGED}")
             elif part is not None and not isinstance(part, (str, bytes, float, bool)):
-                raise self.error(f"a dict key or set item must be text, a number or a tuple of such, got {type(part).__name__}. {_RESAVE}")
+                raise self.error(f"a dict key or set item must be text, a number or a tuple of such, got {type(part).__name__}. {RESAVE}")
 
     def set_items(self, target: object, items: list[object]) -> None:
         if type(target) not in _DICTS:
-            raise self.error(f"set-item must act on a dict, got {_describe(target)}. The file is damaged or hostile; do not use it.")
+            raise self.error(f"set-item must act on a dict, got {_describe(target)}. {HOSTILE}")
         if len(items) % 2:
-            raise self.error("set-items needs pairs of key and value, got an odd number. The file is damaged.")
+            raise self.error(f"set-items needs pairs of key and value, got an odd number. {DAMAGED}")
         for i in range(0, len(items), 2):
             self.check_key(items[i])
             target[items[i]] = items[i + 1]
 
     def append(self, target: object, items: list[object]) -> None:
         if type(target) is not list:
-            raise self.error(f"append must act on a list, got {_describe(target)}. The file is damaged or hostile; do not use it.")
+            raise self.error(f"append must act on a list, got {_describe(target)}. {HOSTILE}")
         target.extend(items)
 
     def add_items(self, target: object, items: list[object]) -> None:
         if type(target) is not set:
-            raise self.error(f"add-items must act on a set, got {_describe(target)}. The file is damaged or hostile; do not use it.")
+            raise self.error(f"add-items must act on a set, got {_describe(target)}. {HOSTILE}")
         for item in items:
             self.check_key(item)
         target.update(items)
@@ -229,9 +230,9 @@ class PickleReader:
 
     def reduce(self, arguments: object, constructor: object) -> None:
         if not isinstance(constructor, Constructor):
-            raise self.error(f"only a constructor can be applied, got {_describe(constructor)}. The file is damaged or hostile; do not use it.")
+            raise self.error(f"only a constructor can be applied, got {_describe(constructor)}. {HOSTILE}")
         if type(arguments) is not tuple:
-            raise self.error(f"{constructor.name} needs a tuple of arguments, got {_describe(arguments)}. The file is damaged.")
+            raise self.error(f"{constructor.name} needs a tuple of arguments, got {_describe(arguments)}. {DAMAGED}")
         self.push(constructor.build(self, arguments))
 
     def set_state(self, target: object, state: object) -> None:
@@ -241,20 +242,20 @@ class PickleReader:
         elif type(target) is collections.OrderedDict:
             self._set_attributes(target, state)
         else:
-            raise self.error(f"set-state must act on an OrderedDict or a NumPy array, got {_describe(target)}. {_RESAVE}")
+            raise self.error(f"set-state must act on an OrderedDict or a NumPy array, got {_describe(target)}. {RESAVE}")
 
     def _set_attributes(self, target: collections.OrderedDict, state: object) -> None:
         if type(state) is not dict:
-            raise self.error(f"the state of an OrderedDict must be a dict, got {_describe(state)}. The file is damaged.")
+            raise self.error(f"the state of an OrderedDict must be a dict, got {_describe(state)}. {DAMAGED}")
         for name, value in state.items():
             if not isinstance(name, str) or not name.isidentifier() or hasattr(collections.OrderedDict, name):
-                raise self.error(f"{_short(name)} cannot be an attribute of an OrderedDict. The file is damaged or hostile; do not use it.")
+                raise self.error(f"{_short(name)} cannot be an attribute of an OrderedDict. {HOSTILE}")
             vars(target)[name] = value
         self.states.append(state)
 
     def load_persistent(self, identity: object) -> None:
         if self.persistent is None:
-            raise self.error("persistent ids belong to storages, and this part of the file has none. The file is damaged.")
+            raise self.error(f"persistent ids belong to storages, and this part of the file has none. {DAMAGED}")
         self.push(self.persistent(identity))
 
     # ------------------------------------------------------------------ memo
@@ -265,7 +266,7 @@ class PickleReader:
         try:
             value = self.memo[index]
         except KeyError:
-            raise self.error(f"memo entry {index} is read before it is written. The file is damaged.") from None
+            raise self.error(f"memo entry {index} is read before it is written. {DAMAGED}") from None
         if isinstance(value, (PendingArray, PendingDtype)) and value.value is not None:
             value = value.value
         self.push(value)
@@ -287,7 +288,7 @@ class PickleReader:
                 pending.pop()
                 if isinstance(node, _INTERNAL):
                     where = "".join(path) + (f"[{_short(key)}]" if key is not None else "")
-                    raise CheckpointError(f"load: {where or 'the file'} holds {_describe(node)} as a value, which is not data. {_RESAVE}")
+                    raise CheckpointError(f"load: {where or 'the file'} holds {_describe(node)} as a value, which is not data. {RESAVE}")
                 continue
             identity = id(node)
             if identity in active:
@@ -296,7 +297,7 @@ class PickleReader:
                 path.pop()
                 depth[identity] = 1 + max((depth.get(id(child), 0) for _, child in _children(node)), default=0)
                 if depth[identity] > MAX_DEPTH:
-                    raise CheckpointError(f"load: containers must be nested at most {MAX_DEPTH} deep, got more. The file is damaged.")
+                    raise CheckpointError(f"load: containers must be nested at most {MAX_DEPTH} deep, got more. {DAMAGED}")
                 continue
             if identity in depth:
                 pending.pop()
@@ -306,7 +307,7 @@ class PickleReader:
             for name, child in _children(node):
                 if id(child) in active and isinstance(child, (dict, list, tuple)):
                     where = "".join(path[:32]) + f"[{_short(name)}]"
-                    raise CheckpointError(f"load: {where} is a container that contains itself, which is not a tree of data. {_RESAVE}")
+                    raise CheckpointError(f"load: {where} is a container that contains itself, which is not a tree of data. {RESAVE}")
                 if isinstance(child, (dict, list, tuple, *_INTERNAL)):
                     pending.append((child, name))
 
@@ -348,7 +349,7 @@ def _decimal(reader: PickleReader, raw: bytes, kind: type) -> object:
     try:
         return kind(raw.decode("ascii"))
     except ValueError:
-        raise reader.error(f"{_short(raw)} is not a number. The file is damaged.") from None
+        raise reader.error(f"{_short(raw)} is not a number. {DAMAGED}") from None
 
 
 def _protocol(reader: PickleReader) -> None:
@@ -360,7 +361,7 @@ def _protocol(reader: PickleReader) -> None:
 def _frame(reader: PickleReader) -> None:
     size = reader.number("<Q")
     if size > reader.end - reader.position:
-        raise reader.error("a frame is longer than the file. The file is truncated or damaged.")
+        raise reader.error(f"a frame is longer than the file. {DAMAGED}")
 
 
 def _integer(reader: PickleReader) -> None:
@@ -371,25 +372,25 @@ def _integer(reader: PickleReader) -> None:
 def _quoted(reader: PickleReader) -> None:
     raw = reader.long_line()
     if len(raw) < 2 or raw[0] != raw[-1] or raw[:1] not in (b"'", b'"'):
-        raise reader.error("a protocol 0 string must be quoted. The file is damaged.")
+        raise reader.error(f"a protocol 0 string must be quoted. {DAMAGED}")
     try:
         reader.push(_text(reader, codecs.escape_decode(raw[1:-1])[0]))
     except ValueError:
-        raise reader.error("a protocol 0 string has a bad escape. The file is damaged.") from None
+        raise reader.error(f"a protocol 0 string has a bad escape. {DAMAGED}") from None
 
 
 def _unicode(reader: PickleReader) -> None:
     try:
         reader.push(str(reader.long_line(), "raw-unicode-escape"))
     except UnicodeDecodeError:
-        raise reader.error("a protocol 0 string has a bad escape. The file is damaged.") from None
+        raise reader.error(f"a protocol 0 string has a bad escape. {DAMAGED}") from None
 
 
 def _sized(layout: str, convert: Callable[[PickleReader, memoryview], object]) -> Callable[[PickleReader], None]:
     def operation(reader: PickleReader) -> None:
         size = reader.number(layout)
         if size < 0:
-            raise reader.error(f"a size must not be negative, got {size}. The file is damaged.")
+            raise reader.error(f"a size must not be negative, got {size}. {DAMAGED}")
         reader.push(convert(reader, reader.take(size)))
 
     return operation
@@ -426,7 +427,7 @@ def _items_operation(method: str, marked: bool, count: int = 1) -> Callable[[Pic
 
 def _pop(reader: PickleReader) -> None:
     if not reader.stack:
-        raise reader.error("an opcode takes more values than the stack holds. The file is damaged.")
+        raise reader.error(f"an opcode takes more values than the stack holds. {DAMAGED}")
     reader.stack.pop()
 
 
@@ -438,7 +439,7 @@ def _global(reader: PickleReader) -> None:
 def _stack_global(reader: PickleReader) -> None:
     name, module = reader.pop(), reader.pop()
     if type(name) is not str or type(module) is not str:
-        raise reader.error("a global must be named by two strings. The file is damaged.")
+        raise reader.error(f"a global must be named by two strings. {DAMAGED}")
     reader.find_global(module, name)
 
 
@@ -450,7 +451,7 @@ def _reduce(reader: PickleReader) -> None:
 def _new_object(reader: PickleReader) -> None:
     arguments, constructor = reader.pop(), reader.pop()
     if isinstance(constructor, Constructor) and not constructor.is_class:
-        raise reader.error(f"{constructor.name} is not a class. The file is damaged or hostile; do not use it.")
+        raise reader.error(f"{constructor.name} is not a class. {HOSTILE}")
     reader.reduce(arguments, constructor)
 
 

@@ -52,7 +52,7 @@ class PickleWriter:
         self.memo: dict[object, int] = {}
         self.alive: list[object] = []  # what the memo's identities belong to
         self.described: dict[int, Described] = {}
-        self.active: list[int] = []  # containers that are being written
+        self.active: list[int] = []  # identities of the containers that are being written
         self.path: list[str] = []
 
     def write(self, value: object) -> bytes:
@@ -116,8 +116,6 @@ class PickleWriter:
         raise TypeError(f"save: {self._where()} must be data, got {kind.__module__}.{kind.__qualname__}. {advice}")
 
     def _container(self, value: object) -> None:
-        if id(value) in self.active:
-            raise TypeError(f"save: {self._where()} must not contain itself. Break the cycle before saving.")
         if len(self.active) >= MAX_DEPTH:
             raise TypeError(f"save: {self._where()[:200]} is nested more than {MAX_DEPTH} deep. Flatten it before saving.")
         self.active.append(id(value))
@@ -135,6 +133,8 @@ class PickleWriter:
         index = self.memo.get(id(value))
         if index is None:
             return False
+        if id(value) in self.active:
+            raise TypeError(f"save: {self._where()} must not contain itself. Break the cycle before saving.")
         self._index(b"hj", index)
         return True
 
@@ -319,7 +319,8 @@ class PickleWriter:
                 parts += part
             elif seen > MAX_KEY_PARTS or (type(part) is int and not -MAX_INT64 - 1 <= part <= MAX_INT64):
                 raise TypeError(
-                    f"save: a key or set item of {self._where()} must have at most {MAX_KEY_PARTS} parts and integers of 64 bits. Convert it to text."
+                    f"save: a key or set item of {self._where()} must have at most {MAX_KEY_PARTS} parts and 64-bit integers. "
+                    "Convert it to text."
                 )
             elif part is not None and type(part) not in (str, int, float, bool, bytes):
                 kind = type(part)

@@ -49,6 +49,11 @@ SWAP_BYTES: Mapping[str, int] = {"complex64": 4, "complex128": 8}
 
 MAX_INT64 = 2**63 - 1
 
+# How errors about files end: what to do next.
+DAMAGED = "The file is truncated or damaged; fetch or save it again."
+HOSTILE = "The file is damaged or hostile; do not use it."
+RESAVE = "Re-save it in PyTorch as a dict of tensors and plain values (torch.save(model.state_dict(), path))."
+
 
 class StorageRecord:
     """A run of bytes that tensors share. `key` is its name in the file, `location` the device it was saved from."""

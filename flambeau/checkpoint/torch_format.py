@@ -19,9 +19,9 @@ from flambeau.checkpoint import legacy_format
 from flambeau.checkpoint.layout import plan_storages
 from flambeau.checkpoint.pickle_reader import PickleReader
 from flambeau.checkpoint.pickle_writer import Describer, PickleWriter
-from flambeau.checkpoint.records import Builder, CheckpointError
+from flambeau.checkpoint.records import DAMAGED, HOSTILE, Builder, CheckpointError
 from flambeau.checkpoint.storage_table import StorageTable
-from flambeau.checkpoint.zip_format import ALIGNMENT, LOCAL, Stream, ZipReader, ZipWriter
+from flambeau.checkpoint.zip_format import ALIGNMENT, END, LOCAL, Stream, ZipReader, ZipWriter
 
 VERSION = 3  # of the archive: what torch.save writes
 NEWEST_VERSION = 10  # what PyTorch's own reader accepts
@@ -33,7 +33,7 @@ def read(data: memoryview | bytes, builder: Builder | None = None) -> tuple[obje
     data = memoryview(data).cast("B")
     builder = builder or Builder()
     start = bytes(data[:16])
-    if start.startswith(LOCAL) or start.startswith(b"PK\5\6"):
+    if start.startswith((LOCAL, END)):
         return _read_zip(data, builder), len(data)
     _refuse_foreign(data, start)
     return legacy_format.read(data, builder)
@@ -67,7 +67,7 @@ def _read_zip(data: memoryview, builder: Builder) -> object:
     archive = ZipReader(data)
     folder = _folder(archive)
     if f"{folder}/constants.pkl" in archive:
-        raise CheckpointError("load: the file is a TorchScript archive, which holds code. Save the module's state_dict() with torch.save instead.")
+        raise CheckpointError("load: the file is a TorchScript archive, which holds code. Save the module's state_dict() instead.")
     if f"{folder}/data.pkl" not in archive:
         raise CheckpointError(f"load: the archive must hold {folder}/data.pkl, got {_sample(archive)}. It is not a file of torch.save.")
     _check_version(archive, folder)
@@ -76,12 +76,11 @@ def _read_zip(data: memoryview, builder: Builder) -> object:
     def fetch(key: str, nbytes: int) -> memoryview:
         name = f"{folder}/data/{key}"
         if name not in archive:
-            raise table.error(f"storage {key!r} has no record {name!r} in the archive. The file is damaged; fetch or save it again.")
+            raise table.error(f"storage {key!r} has no record {name!r} in the archive. {DAMAGED}")
         held = archive.entries[name].size
         if held != nbytes:
             raise table.error(
-                f"storage {key!r} must have as many bytes as its record, declared {nbytes}, got {held}. "
-                "The file is damaged or hostile; do not use it."
+                f"storage {key!r} must have as many bytes as its record, declared {nbytes}, got {held}. {HOSTILE}"
             )
         return archive.read(name)
 
@@ -90,7 +89,7 @@ def _read_zip(data: memoryview, builder: Builder) -> object:
     table.error = reader.error
     value = reader.read()
     if reader.position != reader.end:
-        raise CheckpointError(f"load: {folder}/data.pkl must end with its value, got {reader.end - reader.position} bytes more. The file is damaged.")
+        raise reader.error(f"data.pkl must end with its value, got {reader.end - reader.position} bytes more. {DAMAGED}")
     archive.check_all()
     return value
 
@@ -114,7 +113,7 @@ def _check_version(archive: ZipReader, folder: str) -> None:
         if name in archive:
             text = bytes(archive.read(name)[:32]).strip()
             if not text.isdigit() or int(text) > NEWEST_VERSION:
-                raise CheckpointError(f"load: the archive's version must be at most {NEWEST_VERSION}, got {text!r}. Save it with an older PyTorch.")
+                raise CheckpointError(f"load: the archive's version must be at most {NEWEST_VERSION}, got {text!r}. {DAMAGED}")
 
 
 def _is_swapped(archive: ZipReader, folder: str) -> bool:
@@ -123,7 +122,7 @@ def _is_swapped(archive: ZipReader, folder: str) -> bool:
         return False  # before 2.1 only little-endian machines wrote files
     order = bytes(archive.read(name)[:16])
     if order not in (b"little", b"big"):
-        raise CheckpointError(f"load: byteorder must be little or big, got {order!r}. The file is damaged.")
+        raise CheckpointError(f"load: byteorder must be little or big, got {order!r}. {DAMAGED}")
     return order == b"big"
 
 

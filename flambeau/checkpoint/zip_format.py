@@ -20,14 +20,13 @@ import zlib
 from collections.abc import Sequence
 from typing import Protocol
 
-from flambeau.checkpoint.records import CheckpointError
+from flambeau.checkpoint.records import DAMAGED, HOSTILE, CheckpointError
 
 LOCAL, CENTRAL, END, END64, LOCATOR64, DESCRIPTOR = b"PK\3\4", b"PK\1\2", b"PK\5\6", b"PK\6\6", b"PK\6\7", b"PK\7\x08"
 ALIGNMENT = 64
 CHUNK = 1 << 22  # bytes checked or written at a time
 _LIMIT32 = 0xFFFFFFFF
 _LIMIT16 = 0xFFFF
-_DAMAGED = "The file is truncated or damaged; fetch or save it again."
 
 
 class Stream(Protocol):
@@ -85,7 +84,7 @@ class ZipReader:
     # ------------------------------------------------------------------ directory
     def _unpack(self, layout: str, at: int, what: str) -> tuple[int, ...]:
         if at < 0 or at + struct.calcsize(layout) > len(self.data):
-            raise _error(f"the zip archive's {what} lies outside the file. {_DAMAGED}")
+            raise _error(f"the zip archive's {what} lies outside the file. {DAMAGED}")
         return struct.unpack_from(layout, self.data, at)
 
     def _find_directory(self) -> tuple[int, int, int]:
@@ -97,24 +96,24 @@ class ZipReader:
         while at >= 0 and not (at + 22 <= len(tail) and at + 22 + int.from_bytes(tail[at + 20 : at + 22], "little") == len(tail)):
             at = tail.rfind(END, 0, at)
         if at < 0:
-            raise _error(f"the zip archive has no end record in its {total} bytes. {_DAMAGED}")
+            raise _error(f"the zip archive has no end record in its {total} bytes. {DAMAGED}")
         at += tail_start
         disk, first_disk, here, count, size, start, _ = self._unpack("<HHHHIIH", at + 4, "end record")
         directory_end = at
         if at >= 20 and bytes(self.data[at - 20 : at - 16]) == LOCATOR64:
             _, at64, disks = self._unpack("<IQI", at - 16, "zip64 locator")
             if disks != 1 or at64 > total or bytes(self.data[at64 : at64 + 4]) != END64:
-                raise _error(f"the zip archive's zip64 end record is missing. {_DAMAGED}")
+                raise _error(f"the zip archive's zip64 end record is missing. {DAMAGED}")
             length, _, _, disk, first_disk, here, count, size, start = self._unpack("<QHHIIQQQQ", at64 + 4, "zip64 end record")
             if at64 + 12 + length != at - 20:
-                raise _error(f"the zip archive's zip64 end record has a wrong length. {_DAMAGED}")
+                raise _error(f"the zip archive's zip64 end record has a wrong length. {DAMAGED}")
             directory_end = at64
         if disk or first_disk or here != count:
             raise _error("a zip archive must be one file, got one part of several. Join the parts.")
         if start + size != directory_end:
-            raise _error(f"the zip archive's directory must end at byte {directory_end}, got {start} + {size}. {_DAMAGED}")
+            raise _error(f"the zip archive's directory must end at byte {directory_end}, got {start} + {size}. {DAMAGED}")
         if count * 46 > size:
-            raise _error(f"the zip archive's directory of {size} bytes cannot hold {count} records. {_DAMAGED}")
+            raise _error(f"the zip archive's directory of {size} bytes cannot hold {count} records. {DAMAGED}")
         return count, start, size
 
     def _read_directory(self, count: int, start: int, size: int) -> dict[str, Entry]:
@@ -122,26 +121,26 @@ class ZipReader:
         at, end = start, start + size
         for _ in range(count):
             if bytes(self.data[at : at + 4]) != CENTRAL or at + 46 > end:
-                raise _error(f"the zip archive's directory is broken at byte {at}. {_DAMAGED}")
+                raise _error(f"the zip archive's directory is broken at byte {at}. {DAMAGED}")
             (_, _, flags, method, _, _, crc, packed, plain, name_size, extra_size, note_size, _, _, _, header) = self._unpack(
                 "<HHHHHHIIIHHHHHII", at + 4, "directory"
             )
             following = at + 46 + name_size + extra_size + note_size
             if following > end:
-                raise _error(f"the zip archive's directory is broken at byte {at}. {_DAMAGED}")
+                raise _error(f"the zip archive's directory is broken at byte {at}. {DAMAGED}")
             name = self._name(at + 46, name_size)
             extra = self.data[at + 46 + name_size : at + 46 + name_size + extra_size]
             plain, packed, header = _wide_sizes(name, extra, plain, packed, header)
             if flags & 1:
                 raise _error(f"record {name!r} is encrypted. Decrypt the archive first.")
             if method != 0 or packed != plain:
-                raise _error(f"record {name!r} must be stored uncompressed, as torch.save does, got method {method}. Unpack and store it again.")
+                raise _error(f"record {name!r} must be stored uncompressed, got method {method}. Unpack and store it again.")
             if name in entries:
-                raise _error(f"record {name!r} occurs twice in the zip archive. The file is damaged or hostile; do not use it.")
+                raise _error(f"record {name!r} occurs twice in the zip archive. {HOSTILE}")
             entries[name] = self._locate(name, header, plain, crc, start)
             at = following
         if at != end:
-            raise _error(f"the zip archive's directory must end at byte {end}, got {at}. {_DAMAGED}")
+            raise _error(f"the zip archive's directory must end at byte {end}, got {at}. {DAMAGED}")
         _check_disjoint(entries)
         return entries
 
@@ -149,23 +148,23 @@ class ZipReader:
         try:
             return str(self.data[at : at + size], "utf-8")
         except UnicodeDecodeError:
-            raise _error(f"a record's name at byte {at} is not UTF-8. {_DAMAGED}") from None
+            raise _error(f"a record's name at byte {at} is not UTF-8. {DAMAGED}") from None
 
     def _locate(self, name: str, header: int, size: int, crc: int, limit: int) -> Entry:
         """Follow an entry to its local header, which must tell the same story."""
         if header + 30 > limit or bytes(self.data[header : header + 4]) != LOCAL:
-            raise _error(f"record {name!r} has no header at byte {header}. {_DAMAGED}")
+            raise _error(f"record {name!r} has no header at byte {header}. {DAMAGED}")
         _, flags, method, _, _, local_crc, packed, plain, name_size, extra_size = self._unpack("<HHHHHIIIHH", header + 4, "header")
         start = header + 30 + name_size + extra_size
         if start + size > limit:
-            raise _error(f"record {name!r} of {size} bytes reaches past the zip archive's directory. {_DAMAGED}")
+            raise _error(f"record {name!r} of {size} bytes reaches past the zip archive's directory. {DAMAGED}")
         if self._name(header + 30, name_size) != name or method != 0 or flags & 1:
-            raise _error(f"record {name!r} differs between the zip archive's directory and its header. {_DAMAGED}")
+            raise _error(f"record {name!r} differs between the zip archive's directory and its header. {DAMAGED}")
         extra = self.data[header + 30 + name_size : start]
         plain, packed, _ = _wide_sizes(name, extra, plain, packed, 0)
         late = flags & 8  # CRC and sizes follow the data
         if not late and (plain, packed, local_crc) != (size, size, crc):
-            raise _error(f"record {name!r} differs between the zip archive's directory and its header. {_DAMAGED}")
+            raise _error(f"record {name!r} differs between the zip archive's directory and its header. {DAMAGED}")
         if late:
             self._check_descriptor(name, start + size, size, crc, limit)
         return Entry(name, header, start, size, crc)
@@ -177,7 +176,7 @@ class ZipReader:
         narrow = struct.pack("<III", crc, size & _LIMIT32, size & _LIMIT32)
         wide = struct.pack("<IQQ", crc, size, size)
         if not (found.startswith(wide) or (size <= _LIMIT32 and found.startswith(narrow))):
-            raise _error(f"record {name!r} differs between the zip archive's directory and the descriptor after its data. {_DAMAGED}")
+            raise _error(f"record {name!r} differs between the zip archive's directory and the descriptor after its data. {DAMAGED}")
 
 
 def _wide_sizes(name: str, extra: memoryview, plain: int, packed: int, header: int) -> tuple[int, int, int]:
@@ -195,7 +194,7 @@ def _wide_sizes(name: str, extra: memoryview, plain: int, packed: int, header: i
                 packed = next(values) if packed == _LIMIT32 else packed
                 header = next(values) if header == _LIMIT32 else header
             except StopIteration:
-                raise _error(f"record {name!r} has a broken zip64 field. {_DAMAGED}") from None
+                raise _error(f"record {name!r} has a broken zip64 field. {DAMAGED}") from None
             break
         at += 4 + size
     return plain, packed, header
@@ -205,7 +204,7 @@ def _check_disjoint(entries: dict[str, Entry]) -> None:
     previous = None
     for entry in sorted(entries.values(), key=lambda e: e.header):
         if previous is not None and entry.header < previous.start + previous.size:
-            raise _error(f"records {previous.name!r} and {entry.name!r} overlap. The file is damaged or hostile; do not use it.")
+            raise _error(f"records {previous.name!r} and {entry.name!r} overlap. {HOSTILE}")
         previous = entry
 
 
