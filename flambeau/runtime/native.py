@@ -42,7 +42,7 @@ from flambeau.kernel.target import Target
 from flambeau.kernel.types import f64, i1, i32, i64, ptr, u32, u64
 from flambeau.runtime.system import os as system
 
-MAX_SLOTS = 64
+MAX_SLOTS = 63  # the word after them is a counter, 0 at the start of every launch
 MAX_THREADS = 256
 # About 100 us where a pause takes 140 cycles (Intel since Skylake): longer than the gap between two launches of one program,
 # short enough that an idle pool does not keep a core from its neighbours.
@@ -69,12 +69,12 @@ _FIELDS = {
 _FIELDS |= {
     "busy": 256,  # 1 while a caller owns the pool
     "gate": 320,
+    "kernel": 328,  # beside the gate: a worker that comes in has the line already
+    "slots": 336,
+    "total": 344,
+    "grain": 352,
     "next": 384,  # first unit nobody has claimed
     "sleepers": 448,  # workers on the way to sleep or asleep
-    "kernel": 512,
-    "slots": 520,
-    "total": 528,
-    "grain": 536,
     "workers": 544,  # threads that exist; 0 until the first parallel launch
     "create_error": 552,  # errno of the last pthread_create that failed
     "signals": 576,  # 128 bytes: the set of all signals
@@ -146,10 +146,9 @@ def _spin(k: Function, arch: str, load: Callable[[], Value], done: Callable[[Val
 # ---------------------------------------------------------------------------------------------------- the pool
 def _emit_claims(module: Module) -> Function:
     """Claim and run chunks until none is left."""
-    k = module.function("claims", [("state", ptr), ("tid", i64)], internal=True)
-    state, tid = k.args
-    kernel, slots = _read(k, state, "kernel"), _read(k, state, "slots")
-    total, grain = _read(k, state, "total"), _read(k, state, "grain")
+    params = [("state", ptr), ("kernel", ptr), ("slots", ptr), ("total", i64), ("grain", i64), ("tid", i64)]
+    k = module.function("claims", params, internal=True)
+    state, kernel, slots, total, grain, tid = k.args
     counter = _field(k, state, "next")
     begin = k.var(i64, _atomic(k, "add", counter, grain, "monotonic"))
     with k.loop_while(lambda: begin.get() < total):
@@ -196,7 +195,7 @@ def _emit_worker(module: Module, arch: str, claims: Function) -> Function:
                 inside.set(_compare_and_swap(k, gate, now, now + 1).to(i64))
                 word.set(_atomic_load(k, gate))
             with k.when(inside.get().ne(0)):
-                k.call(claims, state, tid)
+                k.call(claims, state, *(_read(k, state, name) for name in ("kernel", "slots", "total", "grain")), tid)
                 old = _atomic(k, "sub", gate, 1)
                 last = (old & _INSIDE).eq(1) & (old & _WAITING).ne(0)
                 with k.when(last):
@@ -262,7 +261,7 @@ def _emit_parallel(module: Module, arch: str, claims: Function, start: Function)
     syscall = _read(k, state, "syscall")
     with k.when(_atomic_load(k, _field(k, state, "sleepers"), "seq_cst") > 0):
         system.emit_wake(k, syscall, k.offset(gate, 4), limit)
-    k.call(claims, state, 0)
+    k.call(claims, state, kernel, slots, total, grain, 0)
     word = k.var(i64, _atomic(k, "and", gate, ~_OPEN))
     with k.when((word.get() & _INSIDE).ne(0)):
         word.set(_spin(k, arch, lambda: _atomic_load(k, gate), lambda now: (now & _INSIDE).eq(0)).get())
@@ -353,7 +352,8 @@ def _emit_entry(module: Module, parallel: Function, int_layout: str, header: int
 
     with k.when((count - 1).bitcast(u64) >= MAX_SLOTS):
         fail("count_message")
-    slots = k.stack(8 * MAX_SLOTS, align=16)
+    slots = k.stack(8 * (MAX_SLOTS + 1), align=16)
+    k.store(slots, k.const(i64, 0), MAX_SLOTS)  # the launch's counter of finished units
     float_type = _read(k, state, "PyFloat_Type")
     with k.range(0, count) as index:
         object_ = k.load(arguments, ptr, index)
@@ -457,10 +457,10 @@ _METH_FASTCALL = 0x80
 class Native:
     """The compiled runtime and its state; one per process."""
 
-    def __init__(self) -> None:
+    def __init__(self, pool: bool = system.POOL, int_layout: str | None = None) -> None:
         header = object.__basicsize__  # reference count and type, the type last
         bytes_offset = bytes.__basicsize__ - 1
-        address = cache.address("runtime", (system.POOL, _int_layout(), header, bytes_offset), build)
+        address = cache.address("runtime", (pool, int_layout or _int_layout(), header, bytes_offset), build)
         table = (ctypes.c_int64 * 3)()
         ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)(ctypes.addressof(table))
         self.state = State()
