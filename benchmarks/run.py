@@ -9,6 +9,7 @@ to each script that runs. May not know what the scripts measure. Enter at `main`
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -32,7 +33,8 @@ def main() -> None:
     failed = []
     for name in names or known:
         print(f"== {name}", flush=True)
-        if subprocess.run([sys.executable, str(known[name]), *passed_on], cwd=FOLDER.parent).returncode:
+        environ = {**os.environ, "PYTHONPATH": str(FOLDER.parent)}  # this tree, installed or not
+        if subprocess.run([sys.executable, str(known[name]), *passed_on], env=environ).returncode:
             failed.append(name)
     if failed:
         sys.exit(f"run: {len(failed)} of {len(names or known)} benchmarks failed: {', '.join(failed)}")
