@@ -49,6 +49,7 @@ ROOT_LAYER = 10.5
 # (importing, imported): reason. Must not contain a circle.
 SAME_LAYER: dict[tuple[str, str], str] = {
     ("runtime", "kernel"): "the runtime's own machine code (thread pool, launch) is written in the kernel DSL",
+    ("engine", "passes"): "a plan is made of a graph that passes have decomposed",
     ("_tensor", "autograd"): "a tensor carries its place on the tape",
     ("optim", "nn"): "optimisers take parameters",
     ("nn", "random"): "initialisation draws random numbers",
