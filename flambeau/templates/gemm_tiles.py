@@ -6,7 +6,7 @@ A unit is a block of rows by a block of columns of one matrix of the batch; insi
 The sum of an element runs over depth in order, block by block, so it depends on neither the blocks of rows and columns
 nor the number of threads.
 
-May not know: how blocks are chosen (gemm.py does). Entry: `TileKernel`, `build_tiles`, `build_pack`.
+May not know: other ways to multiply. Entry: `lower_tiles`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from dataclasses import astuple, dataclass
 from flambeau.kernel.dsl import Function, Module, Value, Variable
 from flambeau.kernel.target import Target
 from flambeau.kernel.types import Type, bf16, f16, f32, f64, i8, i16, i32, i64, ptr, u8
-from flambeau.templates.gemm_pack import DEPTH_ALIGN, pack_function
+from flambeau.templates.gemm_pack import DEPTH_ALIGN, order_of, pack_function
+from flambeau.templates.gemm_problem import Problem, blocks_of, launch, packed_batch, round_up
+from flambeau.templates.launch import Lowered
 
 # Element type in memory and the type that sums are kept in. Integers wrap around, so a wider sum changes nothing.
 ELEMENTS: dict[str, tuple[Type, Type]] = {
@@ -31,11 +33,13 @@ ELEMENTS: dict[str, tuple[Type, Type]] = {
     "int64": (i64, i64),
 }
 
+SERIAL_WORK = 1 << 17  # multiply-adds below which waking a thread costs more than it brings (about 4 us)
+
 ABI = [("slots", ptr), ("begin", i64), ("end", i64), ("tid", i64)]
 
 # Where the parameter block holds what (int64 each). Strides are in elements.
 FIELDS = (
-    "units", "grain", "m", "n", "k", "a_row", "a_step", "b_step", "b_column", "c_row", "c_column", "bias_stride",
+    "units", "grain", "m", "n", "k", "a_row", "a_step", "b_step", "b_column", "c_row", "c_column", "bias_row", "bias_column",
     "block_m", "block_n", "block_k", "tiles_m", "tiles_n", "scratch_stride", "batch_rank",
 )  # fmt: skip
 BATCH = len(FIELDS)  # then batch_rank times: size, stride of a, stride of b, stride of out
@@ -46,6 +50,7 @@ class TileKernel:
     """What is fixed when the kernel is compiled: types, layout classes and register tiles, never sizes."""
 
     dtype: str
+    out: str  # dtype of the result and of what is added to it
     a_mode: str  # "row": unit stride along depth, used as it lies; "column": along m, likewise; "width" "depth" "any": packed
     b_mode: str  # "plain": unit stride along n, used as it lies; "panels": packed before, by `build_pack`
     staged: bool  # sums in scratch until the depth is done: for narrow types and for strided results
@@ -74,7 +79,8 @@ class Tiles:
         self.vector = self.compute.vec(self.lanes)
         self.width = kind.vectors * self.lanes
         self.height = kind.heights[0]
-        self.stored = self.compute if kind.staged else self.memory
+        self.out = ELEMENTS[kind.out][0]
+        self.stored = self.compute if kind.staged else self.out
         self.fused = self.compute.is_float and (target.arch == "aarch64" or target.has("fma"))
         self.module = Module(target.vector_bytes * 8, native_bf16=target.has("avx512bf16"))
         self.micro: dict[tuple[int, int, bool], Function] = {}
@@ -125,10 +131,10 @@ class Tiles:
         k = self.module.function(
             name,
             [("depth", i64), ("a", ptr), ("a_row", i64), ("a_step", i64), ("b", ptr), ("b_step", i64), ("c", ptr),
-             ("c_row", i64), ("rows", i64), ("cols", i64), ("flags", i64), ("bias", ptr), ("bias_stride", i64)],
+             ("c_row", i64), ("rows", i64), ("cols", i64), ("flags", i64), ("bias", ptr), ("bias_column", i64)],
             internal=True,
         )  # fmt: skip
-        depth, a, a_row, a_step, b, b_step, c, c_row, rows, cols, flags, bias, bias_stride = k.args
+        depth, a, a_row, a_step, b, b_step, c, c_row, rows, cols, flags, bias, bias_column = k.args
         lanes, kind = self.lanes, self.kind
         masks = [k.tail_mask(cols - j * lanes, lanes) if masked else None for j in range(vectors)]
         sums = [[k.var(self.vector, 0) for _ in range(vectors)] for _ in range(height)]
@@ -171,8 +177,8 @@ class Tiles:
             with k.when((flags & 2).ne(0)):
                 for j in range(vectors):
                     mask = k.tail_mask(cols - j * lanes, lanes)
-                    indices = (k.iota(i64.vec(lanes)) + j * lanes) * k.splat(bias_stride, lanes)
-                    value = k.gather(bias, self.memory, indices, mask=mask).to(self.compute)
+                    indices = (k.iota(i64.vec(lanes)) + j * lanes) * k.splat(bias_column, lanes)
+                    value = k.gather(bias, self.out, indices, mask=mask).to(self.compute)
                     for i in range(height):
                         sums[i][j].set(sums[i][j].get() + value)
         self._store_tile(k, sums, masks, c, c_row, rows, flags)
@@ -216,13 +222,12 @@ class Tiles:
         k.when_else(rows < height, partly, wholly)
 
 
-def unit_offsets(k: Function, block: Value, batch: Value, count: int) -> list[Value]:
+def unit_offsets(k: Function, entries: Value, rank: Value, place: Value, count: int) -> list[Value]:
     """Element offsets of a, b and out (the first `count` of them) for a place in the batch."""
-    rest = k.var(i64, batch)
+    rest = k.var(i64, place)
     offsets = [k.var(i64, 0) for _ in range(count)]
-    rank = k.load(block, i64, FIELDS.index("batch_rank"))
     with k.range(0, rank) as d:
-        entry = k.offset(block, d * (8 * 4) + 8 * BATCH)
+        entry = k.offset(entries, d * (8 * 4))
         size = k.load(entry, i64)
         whole = rest.get() // size
         index = rest.get() - whole * size
@@ -251,12 +256,12 @@ def build_tiles(target: Target, *parameters) -> Module:
 
     def tile(shape: tuple[int, int, bool], depth, a, b, c, c_row, rows, cols, flags, bias_at) -> None:
         b_step = p["b_step"] if kind.b_mode == "plain" else null
-        k.call(t.micro[shape], depth, a, p["a_row"], p["a_step"], b, b_step, c, c_row, rows, cols, flags, bias_at, p["bias_stride"])
+        k.call(t.micro[shape], depth, a, p["a_row"], p["a_step"], b, b_step, c, c_row, rows, cols, flags, bias_at, p["bias_column"])
 
     with k.range(begin, end) as unit:
         rest, column_tile = unit // p["tiles_n"], unit % p["tiles_n"]
         batch, row_tile = rest // p["tiles_m"], rest % p["tiles_m"]
-        a_at, b_at, c_at = unit_offsets(k, slot["block"], batch, 3)
+        a_at, b_at, c_at = unit_offsets(k, k.offset(slot["block"], 8 * BATCH), p["batch_rank"], batch, 3)
         row0, column0 = row_tile * p["block_m"], column_tile * p["block_n"]
         rows = k.minimum(p["m"] - row0, p["block_m"])
         columns = k.minimum(p["n"] - column0, p["block_n"])
@@ -265,8 +270,8 @@ def build_tiles(target: Target, *parameters) -> Module:
             b_unit = k.offset(slot["b"], b_at + column0, t.memory)
         else:
             b_unit = k.offset(slot["b"], b_at, t.compute)
-        out_unit = k.offset(slot["out"], c_at + row0 * p["c_row"] + column0 * p["c_column"], t.memory)
-        bias_unit = k.offset(bias, column0 * p["bias_stride"], t.memory)
+        out_unit = k.offset(slot["out"], c_at + row0 * p["c_row"] + column0 * p["c_column"], t.out)
+        bias_unit = k.offset(bias, row0 * p["bias_row"] + column0 * p["bias_column"], t.out)
         if kind.staged:
             stage_row = (columns + (width - 1)) // width * width
             c_unit, c_row = scratch, stage_row
@@ -302,7 +307,7 @@ def build_tiles(target: Target, *parameters) -> Module:
                     b_panel = k.offset(b_block, panel * stored_depth + (j - panel), t.compute)
                 cols = columns - j
                 c_panel = k.offset(c_unit, j, t.stored)
-                bias_panel = k.offset(bias_unit, j * p["bias_stride"], t.memory)
+                bias_panel = k.offset(bias_unit, j * p["bias_column"], t.out)
 
                 def a_panel(i: Value) -> Value:
                     if kind.packs_a:
@@ -334,7 +339,8 @@ def build_tiles(target: Target, *parameters) -> Module:
             start.set(following)
             more.set((following < p["k"]).to(i64))
         if finish is not None:
-            k.call(finish, c_unit, stage_row, out_unit, p["c_row"], p["c_column"], rows, columns, bias_unit, p["bias_stride"])
+            k.call(finish, c_unit, stage_row, out_unit, p["c_row"], p["c_column"], rows, columns, bias_unit,
+                   p["bias_row"], p["bias_column"])
     k.ret()
     return t.module
 
@@ -346,40 +352,35 @@ def _stage_bytes(k: Function, p: dict[str, Value], t: Tiles) -> Value:
     return height * width * t.compute.size
 
 
-def stage_bytes(block_m: int, block_n: int, height: int, width: int, size: int) -> int:
-    """`_stage_bytes`, for whoever allocates the scratch."""
-    return -(-block_m // height) * height * -(-block_n // width) * width * size
-
-
 def _finish_function(t: Tiles) -> Function:
     """Sums of a unit to the result, rounded once: out = sums (+ out) (+ bias), for any strides of out."""
     kind, lanes = t.kind, t.lanes
     k = t.module.function(
         "finish",
         [("sums", ptr), ("stage_row", i64), ("out", ptr), ("c_row", i64), ("c_column", i64), ("rows", i64), ("columns", i64),
-         ("bias", ptr), ("bias_stride", i64)],
+         ("bias", ptr), ("bias_row", i64), ("bias_column", i64)],
         internal=True,
     )  # fmt: skip
-    sums, stage_row, out, c_row, c_column, rows, columns, bias, bias_stride = k.args
+    sums, stage_row, out, c_row, c_column, rows, columns, bias, bias_row, bias_column = k.args
 
     def rows_of(unit_stride: bool) -> None:
         with k.range(0, rows) as i:
-            source, line = k.offset(sums, i * stage_row, t.compute), k.offset(out, i * c_row, t.memory)
+            source, line = k.offset(sums, i * stage_row, t.compute), k.offset(out, i * c_row, t.out)
             with k.range(0, columns, lanes) as j:
                 mask = k.tail_mask(columns - j, lanes)
                 value = k.load(source, t.vector, j, mask=mask)
                 if kind.bias:
-                    indices = (k.iota(i64.vec(lanes)) + k.splat(j, lanes)) * k.splat(bias_stride, lanes)
-                    value = value + k.gather(bias, t.memory, indices, mask=mask).to(t.compute)
+                    indices = (k.iota(i64.vec(lanes)) + k.splat(j, lanes)) * k.splat(bias_column, lanes)
+                    value = value + k.gather(k.offset(bias, i * bias_row, t.out), t.out, indices, mask=mask).to(t.compute)
                 if unit_stride:
                     if kind.accumulate:
-                        value = value + k.load(line, t.memory.vec(lanes), j, mask=mask).to(t.compute)
-                    k.store(line, value.to(t.memory), j, mask=mask)
+                        value = value + k.load(line, t.out.vec(lanes), j, mask=mask).to(t.compute)
+                    k.store(line, value.to(t.out), j, mask=mask)
                 else:
                     indices = (k.iota(i64.vec(lanes)) + k.splat(j, lanes)) * k.splat(c_column, lanes)
                     if kind.accumulate:
-                        value = value + k.gather(line, t.memory, indices, mask=mask).to(t.compute)
-                    k.scatter(line, value.to(t.memory), indices, mask=mask)
+                        value = value + k.gather(line, t.out, indices, mask=mask).to(t.compute)
+                    k.scatter(line, value.to(t.out), indices, mask=mask)
 
     k.when_else(c_column.eq(1), lambda: rows_of(True), lambda: rows_of(False))
     k.ret()
@@ -405,7 +406,7 @@ def build_pack(target: Target, dtype: str, order: str, vectors: int) -> Module:
     with k.range(begin, end) as unit:
         rest, panel = unit // panels, unit % panels
         batch, depth_block = rest // blocks, rest % blocks
-        _, b_at = unit_offsets(k, block, batch, 2)
+        _, b_at = unit_offsets(k, k.offset(block, 8 * BATCH), p["batch_rank"], batch, 2)
         at, column = depth_block * p["block_k"], panel * width
         depth = k.minimum(p["k"] - at, p["block_k"])
         stored_depth = (depth + (DEPTH_ALIGN - 1)) & -DEPTH_ALIGN
@@ -415,3 +416,59 @@ def build_pack(target: Target, dtype: str, order: str, vectors: int) -> Module:
                p["n"] - column, depth, to)
     k.ret()
     return module
+
+
+# ---------------------------------------------------------------------- blocks
+def register_tile(target: Target) -> tuple[tuple[int, ...], int]:
+    """Heights of the register tiles and their width in vectors, by the number of vector registers."""
+    if target.vector_bytes == 64 or target.arch == "aarch64":  # 32 registers: 28 sums, 2 of b, 1 of a
+        return (14, 8, 4, 2, 1), 2
+    return (6, 4, 2, 1), 2  # 16 registers: 12 sums
+
+
+def lower_tiles(p: Problem, target: Target, threads: int) -> Lowered:
+    """The general product: B packed once for all threads, A packed by each unit, register tiles over both."""
+    memory, compute = ELEMENTS[p.dtype]
+    heights, vectors = register_tile(target)
+    height, lanes = heights[0], target.lanes(compute)
+    width = vectors * lanes
+    staged = ELEMENTS[p.out_dtype][0] is not compute or p.out[1] != 1 or (p.bias is not None and p.bias[0] != 0)
+    block_k = max(1, blocks_of(p.k, max(64, 1536 // compute.size), DEPTH_ALIGN))
+    block_m, block_n = _unit_blocks(p, height, width, threads)
+    tiles_m, tiles_n = -(-p.m // block_m), -(-p.n // block_n)
+    kind = TileKernel(p.dtype, p.out_dtype, order_of(*p.a), "panels", staged, p.bias is not None, p.accumulate, heights, vectors, 1)
+
+    scratch_stride = (round_up(block_m, height) + height + lanes) * round_up(min(block_k, p.k), DEPTH_ALIGN) * compute.size
+    if staged:
+        scratch_stride += round_up(block_m, height) * round_up(block_n, width) * compute.size
+    scratch_stride = round_up(scratch_stride + 64, 4096) + 128  # threads' blocks in different L1 sets
+    matrix = round_up(p.k, DEPTH_ALIGN) * round_up(p.n, width)
+    matrices, packing, reading = packed_batch(p, matrix)
+    panels = matrices * -(-p.n // width) * -(-p.k // block_k)
+
+    fields = (p.m, p.n, p.k, *p.a, *p.b, *p.out, *(p.bias or (0, 0)), block_m, block_n, block_k, tiles_m, tiles_n, scratch_stride)
+    grain = 0 if p.work < SERIAL_WORK else 1
+    out = p.inputs
+    launches = []
+    if panels:
+        kind_b = (p.dtype, order_of(p.b[1], p.b[0]), vectors)
+        launches.append(launch("gemm_pack", kind_b, build_pack, (1, out + 1), panels, grain, (*fields, *packing)))
+    units = p.matrices * tiles_m * tiles_n
+    slots = (0, out + 1, *range(2, out + 1), out + 2)
+    launches.append(launch("gemm_tiles", kind.parameters, build_tiles, slots, units, grain, (*fields, *reading)))
+    return Lowered(tuple(launches), (max(64, matrices * matrix * compute.size), scratch_stride * threads))
+
+
+def _unit_blocks(p: Problem, height: int, width: int, threads: int) -> tuple[int, int]:
+    """Rows and columns of a unit: A's block stays in L2, and there are enough units for the threads."""
+    block_m = blocks_of(p.m, height * 20, height)
+    block_n = blocks_of(p.n, 4096, width)
+    wanted = 4 * threads if threads > 1 and p.work >= SERIAL_WORK else 1
+    while p.matrices * -(-p.m // block_m) * -(-p.n // block_n) < wanted:
+        if block_m > 6 * height or (block_n <= 8 * width and block_m > height):
+            block_m = round_up(-(-block_m // 2), height)
+        elif block_n > 2 * width:
+            block_n = round_up(-(-block_n // 2), width)
+        else:
+            break
+    return block_m, block_n

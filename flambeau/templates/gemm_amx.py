@@ -1,0 +1,364 @@
+"""bfloat16 products on AMX tiles: 16 x 32 by 32 x 16 into 16 x 16 float32, rounded once at the end.
+
+The left operand wants rows that run along depth, the right one pairs of depth interleaved (VNNI). Both are packed into
+kilobyte tiles, two side by side, so that a register tile of 32 x 32 reads two straight streams; a left operand that
+lies right already is read in place. For a linear layer with few rows the weights are the left operand: they are read
+once, unpacked, and the result is stored transposed.
+
+Numerics: products are exact in float32 and added in pairs, denormals read as 0, as the instruction does it. The order of
+summation depends on depth only.
+
+May not know: other ways to multiply. Entry: `lower_amx`.
+"""
+
+from __future__ import annotations
+
+from flambeau.kernel.dsl import Function, Module, Value
+from flambeau.kernel.target import Target
+from flambeau.kernel.types import bf16, f32, i8, i64, ptr, u16, u32, void
+from flambeau.templates.gemm_pack import order_of, transposed
+from flambeau.templates.gemm_problem import Problem, blocks_of, launch, packed_batch, round_up, swapped, with_swapped_operands
+from flambeau.templates.gemm_tiles import ABI, SERIAL_WORK, unit_offsets
+from flambeau.templates.launch import Lowered
+
+PANEL = 32  # rows of a left panel, columns of a right one: two tiles
+STEP = 32  # depth of a tile
+PAIR_BYTES = 2048  # two tiles
+STAGE_BYTES = 4096  # four tiles of sums
+BLOCK_K = 4096
+
+FIELDS = (
+    "units", "grain", "m", "n", "k", "a_row", "a_step", "b_step", "b_column", "c_row", "c_column", "bias_row", "bias_column",
+    "block_m", "block_n", "block_k", "tiles_m", "tiles_n", "scratch_stride", "in_place", "stage_stride", "batch_rank",
+)  # fmt: skip
+BATCH = len(FIELDS)
+
+
+def _tile(k: Function, operation: str, *arguments: Value | int) -> None:
+    values = [a if isinstance(a, Value) else k.const(i8, a) for a in arguments]
+    k.intrinsic(f"llvm.x86.{operation}", void, *values)
+
+
+def _pack_function(module: Module, name: str, role: str, order: str) -> Function:
+    """name(source, stride, step, count, depth, out): one half (16 rows or columns) of a panel, its tiles PAIR_BYTES apart.
+
+    Depth is filled up with zeros to whole tiles. Rows past `count` hold anything.
+    """
+    k = module.function(
+        name,
+        [("source", ptr), ("stride", i64), ("step", i64), ("count", i64), ("depth", i64), ("out", ptr)],
+        internal=True,
+    )
+    source, stride, step, count, depth, out = k.args
+    whole = depth & -STEP
+
+    if order == "depth":  # lines along depth: a row of a left tile, a column of a right one
+        rows = [k.offset(source, k.minimum(count - 1, i) * stride, u16) for i in range(16)]
+
+        def square(p: Value, tail: bool) -> None:
+            mask = k.tail_mask(depth - p, STEP) if tail else None
+            lines = [k.load(row, u16.vec(STEP), p, mask=mask).bitcast(u32.vec(16)) for row in rows]
+            _store_tile(k, k.offset(out, p * (PAIR_BYTES // STEP)), transposed(k, lines) if role == "right" else lines)
+    else:
+        lanes = k.tail_mask(count, 16)
+        indices = None if order == "width" else k.iota(i64.vec(16)) * k.splat(stride, 16)
+
+        def square(p: Value, tail: bool) -> None:
+            lines = []
+            for i in range(0, STEP, 2):
+                pair = []
+                for q in (i, i + 1):
+                    mask = lanes & k.splat(p + q < depth, 16) if tail else lanes
+                    line = k.offset(source, (p + q) * step, u16)
+                    pair.append(k.load(line, u16.vec(16), mask=mask) if indices is None else k.gather(line, u16, indices, mask=mask))
+                woven = k.shuffle(*pair, [lane for j in range(16) for lane in (j, 16 + j)])
+                lines.append(woven.bitcast(u32.vec(16)))
+            _store_tile(k, k.offset(out, p * (PAIR_BYTES // STEP)), transposed(k, lines) if role == "left" else lines)
+
+    with k.range(0, whole, STEP) as p:
+        square(p, False)
+    with k.when(whole < depth):
+        square(whole, True)
+    k.ret()
+    return k
+
+
+def _store_tile(k: Function, tile: Value, lines: list[Value]) -> None:
+    for i, line in enumerate(lines):
+        k.store(tile, line, i * 16)
+
+
+def _pack_panel(k: Function, half: Function, source: Value, stride: Value, step: Value, count: Value, depth: Value, out: Value) -> None:
+    """Both halves of a panel; the second only if it has anything."""
+    k.call(half, source, stride, step, count, depth, out)
+    with k.when(count > 16):
+        k.call(half, k.offset(source, stride * 16, u16), stride, step, count - 16, depth, k.offset(out, PAIR_BYTES // 2))
+
+
+def _micro(module: Module, rows: int, columns: int, prefetch_steps: int) -> Function:
+    """sums (+)= left @ right for rows x columns tiles (1 or 2 each), over `steps` tiles of depth.
+
+    Left tiles are at a and a + a_half, lines `a_line` apart, the next ones `a_next` on (bytes); right ones are packed.
+    """
+    k = module.function(
+        f"tile_{rows}x{columns}",
+        [("steps", i64), ("a", ptr), ("a_half", i64), ("a_line", i64), ("a_next", i64), ("b", ptr), ("sums", ptr), ("add", i64)],
+        internal=True,
+    )
+    steps, a, a_half, a_line, a_next, b, sums, add = k.args
+    line = k.const(i64, 64)
+    cells = [(r, c) for r in range(rows) for c in range(columns)]
+
+    def zero() -> None:
+        for r, c in cells:
+            _tile(k, "tilezero", 2 * r + c)
+
+    def reload() -> None:
+        for r, c in cells:
+            _tile(k, "tileloadd64", 2 * r + c, k.offset(sums, 1024 * (2 * r + c)), line)
+
+    k.when_else(add.eq(0), zero, reload)
+    left, right = k.var(ptr, a), k.var(ptr, b)
+    with k.range(0, steps):
+        x, y = left.get(), right.get()
+        _tile(k, "tileloadd64", 4, x, a_line)
+        for c in range(columns):
+            _tile(k, "tileloadd64", 6 + c, k.offset(y, 1024 * c), line)
+            _tile(k, "tdpbf16ps", c, 4, 6 + c)
+        if rows == 2:
+            _tile(k, "tileloadd64", 5, k.offset(x, a_half), a_line)
+            for c in range(columns):
+                _tile(k, "tdpbf16ps", 2 + c, 5, 6 + c)
+        if prefetch_steps:
+            ahead = k.offset(x, a_next * prefetch_steps)
+            for i in range(16 * rows):
+                k.prefetch(k.offset(ahead, a_line * i))
+        left.set(k.offset(x, a_next))
+        right.set(k.offset(y, PAIR_BYTES))
+    for r, c in cells:
+        _tile(k, "tilestored64", 2 * r + c, k.offset(sums, 1024 * (2 * r + c)), line)
+    k.ret()
+    return k
+
+
+def _finish_function(module: Module, bias: bool, accumulate: bool, out_type) -> Function:
+    """out[rows, columns] = sums (+ out) (+ bias), rounded once, for any strides of out."""
+    k = module.function(
+        "finish",
+        [("sums", ptr), ("out", ptr), ("c_row", i64), ("c_column", i64), ("rows", i64), ("columns", i64),
+         ("bias", ptr), ("bias_row", i64), ("bias_column", i64)],
+        internal=True,
+    )  # fmt: skip
+    sums, out, c_row, c_column, rows, columns, bias_at, bias_row, bias_column = k.args
+    # Results that run down the columns: turn the sums round, so that only one way of storing is needed.
+    turned = c_row.eq(1) & c_column.ne(1)
+
+    def cell(r: int, c: int) -> Value:
+        return k.offset(sums, 1024 * (2 * r + c))
+
+    with k.when(turned):
+        squares = {}
+        for r, c in ((0, 0), (1, 1), (0, 1), (1, 0)):
+            squares[r, c] = transposed(k, [k.load(cell(r, c), f32.vec(16), 16 * i) for i in range(16)])
+            if r == c:
+                _store_tile(k, cell(r, c), squares[r, c])
+        _store_tile(k, cell(0, 1), squares[1, 0])
+        _store_tile(k, cell(1, 0), squares[0, 1])
+
+    def pick(a: Value, b: Value) -> Value:
+        return k.select(turned, a, b)
+
+    c_row, c_column = pick(c_column, c_row), pick(c_row, c_column)
+    rows, columns = pick(columns, rows), pick(rows, columns)
+    bias_row, bias_column = pick(bias_column, bias_row), pick(bias_row, bias_column)
+
+    def line(i: Value, half: int, unit_stride: bool) -> None:
+        mask = k.tail_mask(columns - 16 * half, 16)
+        source = k.offset(sums, (i >> 4) * 2048 + (i & 15) * 64 + 1024 * half)
+        value = k.load(source, f32.vec(16))
+        places = k.iota(i64.vec(16)) + 16 * half
+        if bias:
+            at = k.offset(bias_at, i * bias_row, out_type)
+            value = value + k.gather(at, out_type, places * k.splat(bias_column, 16), mask=mask).to(f32)
+        target = k.offset(out, i * c_row, out_type)
+        if unit_stride:
+            if accumulate:
+                value = value + k.load(target, out_type.vec(16), 16 * half, mask=mask).to(f32)
+            k.store(target, value.to(out_type), 16 * half, mask=mask)
+        else:
+            indices = places * k.splat(c_column, 16)
+            if accumulate:
+                value = value + k.gather(target, out_type, indices, mask=mask).to(f32)
+            k.scatter(target, value.to(out_type), indices, mask=mask)
+
+    def general(unit_stride: bool) -> None:
+        with k.range(0, rows) as i:
+            line(i, 0, unit_stride)
+            with k.when(columns > 16):
+                line(i, 1, unit_stride)
+
+    def quick() -> None:
+        """Whole lines at unit stride, nothing to add."""
+        with k.range(0, rows) as i:
+            source = k.offset(sums, (i >> 4) * 2048 + (i & 15) * 64)
+            halves = [k.load(k.offset(source, 1024 * h), f32.vec(16)).to(out_type) for h in range(2)]
+            target = k.offset(out, i * c_row, out_type)
+            for h, half in enumerate(halves):
+                k.store(target, half, 16 * h)
+
+    def by_stride() -> None:
+        k.when_else(c_column.eq(1), lambda: general(True), lambda: general(False))
+
+    if bias or accumulate:
+        by_stride()
+    else:
+        k.when_else(c_column.eq(1) & columns.eq(PANEL), quick, by_stride)
+    k.ret()
+    return k
+
+
+def _configure(k: Function) -> None:
+    """Palette 1: eight tiles of 16 lines of 64 bytes. Each call does it, since threads have their own."""
+    config = k.stack(64)
+    k.store(config, k.const(i64.vec(8), 0))
+    k.store(config, k.const(i8, 1))
+    for tile in range(8):
+        k.store(k.offset(config, 16 + 2 * tile), k.const(u16, 64))
+        k.store(k.offset(config, 48 + tile), k.const(i8, 16))
+    _tile(k, "ldtilecfg", config)
+
+
+def build_amx(target: Target, order: str, out: str, bias: bool, accumulate: bool, prefetch_steps: int) -> Module:
+    """Slots: left, packed right, [bias], out, scratch, block. Scratch of a thread: sums, then packed rows of the left."""
+    out_type = {"bfloat16": bf16, "float32": f32}[out]
+    module = Module(512, native_bf16=target.has("avx512bf16"))
+    half = _pack_function(module, "pack_left", "left", order)
+    micro = {(r, c): _micro(module, r, c, prefetch_steps) for r in (1, 2) for c in (1, 2)}
+    finish = _finish_function(module, bias, accumulate, out_type)
+    k = module.function("kernel", ABI)
+    slots, begin, end, tid = k.args
+    names = ["a", "b", *(["bias"] if bias else []), "out", "scratch", "block"]
+    slot = {name: k.load(slots, ptr, i) for i, name in enumerate(names)}
+    p = {name: k.load(slot["block"], i64, i) for i, name in enumerate(FIELDS)}
+    bias_at = slot.get("bias", k.const(ptr, 0))
+    stage = k.offset(slot["scratch"], tid * p["scratch_stride"])
+    panels_n = (p["block_n"] + (PANEL - 1)) // PANEL
+    panels_m = (p["block_m"] + (PANEL - 1)) // PANEL
+    packed_left = k.offset(stage, k.maximum(panels_m * panels_n * p["stage_stride"], STAGE_BYTES))
+    padded_n = (p["n"] + (PANEL - 1)) & -PANEL
+    _configure(k)
+
+    with k.range(begin, end) as unit:
+        rest, column_tile = unit // p["tiles_n"], unit % p["tiles_n"]
+        batch, row_tile = rest // p["tiles_m"], rest % p["tiles_m"]
+        a_at, b_at, c_at = unit_offsets(k, k.offset(slot["block"], 8 * BATCH), p["batch_rank"], batch, 3)
+        row0, column0 = row_tile * p["block_m"], column_tile * p["block_n"]
+        rows, columns = k.minimum(p["m"] - row0, p["block_m"]), k.minimum(p["n"] - column0, p["block_n"])
+        a_unit = k.offset(slot["a"], a_at + row0 * p["a_row"], bf16)
+        b_unit = k.offset(slot["b"], b_at, bf16)
+        out_unit = k.offset(slot["out"], c_at + row0 * p["c_row"] + column0 * p["c_column"], out_type)
+        bias_unit = k.offset(bias_at, row0 * p["bias_row"] + column0 * p["bias_column"], out_type)
+        with k.range(0, p["k"], p["block_k"]) as at:
+            depth = k.minimum(p["k"] - at, p["block_k"])
+            steps = (depth + (STEP - 1)) // STEP
+            left_bytes = steps * PAIR_BYTES  # of a panel, left or right
+            a_block = k.offset(a_unit, at * p["a_step"], bf16)
+            b_block = k.offset(b_unit, at * padded_n + column0 * steps * STEP, bf16)
+            # In place, only the last rows are packed: tiles are loaded whole.
+            first = k.select(p["in_place"].ne(0), rows & -PANEL, k.const(i64, 0))
+            with k.range(first, rows, PANEL) as i:
+                _pack_panel(k, half, k.offset(a_block, i * p["a_row"], bf16), p["a_row"], p["a_step"], rows - i, depth,
+                            k.offset(packed_left, i // PANEL * left_bytes))
+            add = at.ne(0).to(i64)
+            last = (at + depth).eq(p["k"])
+            row_bytes = p["a_row"] * 2
+            with k.range(0, columns, PANEL) as j:
+                b_panel = k.offset(b_block, j // PANEL * left_bytes)
+                with k.range(0, rows, PANEL) as i:
+                    here = i < first
+                    a_panel = k.select(here, k.offset(a_block, i * p["a_row"], bf16), k.offset(packed_left, i // PANEL * left_bytes))
+                    a_line = k.select(here, row_bytes, k.const(i64, 64))
+                    a_half = k.select(here, row_bytes * 16, k.const(i64, PAIR_BYTES // 2))
+                    a_next = k.select(here, k.const(i64, 64), k.const(i64, PAIR_BYTES))
+                    sums = k.offset(stage, (i // PANEL * panels_n + j // PANEL) * p["stage_stride"])
+                    out_panel = k.offset(out_unit, i * p["c_row"] + j * p["c_column"], out_type)
+                    wide, tall = columns - j > 16, rows - i > 16
+                    for r in (1, 2):
+                        for c in (1, 2):
+                            right_shape = (tall if r == 2 else ~tall) & (wide if c == 2 else ~wide)
+                            with k.when(right_shape):
+                                k.call(micro[r, c], steps, a_panel, a_half, a_line, a_next, b_panel, sums, add)
+                    with k.when(last):
+                        k.call(finish, sums, out_panel, p["c_row"], p["c_column"], k.minimum(rows - i, PANEL), k.minimum(columns - j, PANEL),
+                               k.offset(bias_unit, i * p["bias_row"] + j * p["bias_column"], out_type), p["bias_row"], p["bias_column"])
+    _tile(k, "tilerelease")
+    k.ret()
+    return module
+
+
+def build_amx_pack(target: Target, order: str) -> Module:
+    """Packs the right operand. Slots: b, packed, block; a unit is one panel of one depth block of one matrix."""
+    module = Module(512)
+    half = _pack_function(module, "pack_right", "right", order)
+    k = module.function("kernel", ABI)
+    slots, begin, end, _ = k.args
+    source, packed, block = (k.load(slots, ptr, i) for i in range(3))
+    p = {name: k.load(block, i64, i) for i, name in enumerate(FIELDS)}
+    panels = (p["n"] + (PANEL - 1)) // PANEL
+    blocks = (p["k"] + (p["block_k"] - 1)) // p["block_k"]
+    padded_k = (p["k"] + (STEP - 1)) & -STEP
+    with k.range(begin, end) as unit:
+        rest, panel = unit // panels, unit % panels
+        batch, depth_block = rest // blocks, rest % blocks
+        _, b_at = unit_offsets(k, k.offset(block, 8 * BATCH), p["batch_rank"], batch, 2)
+        at, column = depth_block * p["block_k"], panel * PANEL
+        depth = k.minimum(p["k"] - at, p["block_k"])
+        stored = (depth + (STEP - 1)) & -STEP
+        to = k.offset(packed, (batch * padded_k + at) * (panels * PANEL) + column * stored, bf16)
+        from_ = k.offset(source, b_at + at * p["b_step"] + column * p["b_column"], bf16)
+        _pack_panel(k, half, from_, p["b_column"], p["b_step"], p["n"] - column, depth, to)
+    k.ret()
+    return module
+
+
+def lower_amx(p: Problem, threads: int) -> Lowered:
+    """bfloat16 on tiles. Of the two ways round, the one that reads a long matrix of weights in place."""
+    turned = p.m <= PANEL < p.n and p.b[0] == 1
+    return with_swapped_operands(_lower(swapped(p), threads, True)) if turned else _lower(p, threads, False)
+
+
+def _lower(p: Problem, threads: int, streaming: bool) -> Lowered:
+    block_k = blocks_of(p.k, BLOCK_K, STEP)
+    block_m, block_n = _unit_blocks(p, threads)
+    tiles_m, tiles_n = -(-p.m // block_m), -(-p.n // block_n)
+    in_place = streaming and p.a[1] == 1 and p.k % STEP == 0
+    stage_stride = STAGE_BYTES if block_k < p.k else 0
+    stages = -(-block_m // PANEL) * -(-block_n // PANEL) * stage_stride
+    scratch_stride = max(stages, STAGE_BYTES) + round_up(block_m, PANEL) * block_k * 2
+    scratch_stride = round_up(scratch_stride, 4096) + 128
+    matrices, packing, reading = packed_batch(p, round_up(p.k, STEP) * round_up(p.n, PANEL))
+    panels = matrices * -(-p.n // PANEL) * -(-p.k // block_k)
+    fields = (p.m, p.n, p.k, *p.a, *p.b, *p.out, *(p.bias or (0, 0)), block_m, block_n, block_k, tiles_m, tiles_n, scratch_stride,
+              int(in_place), stage_stride)  # fmt: skip
+    units = p.matrices * tiles_m * tiles_n
+    grain = 0 if p.work < SERIAL_WORK else 1
+    out = p.inputs
+    pack = launch("gemm_amx_pack", (order_of(p.b[1], p.b[0]),), build_amx_pack, (1, out + 1), panels, grain, (*fields, *packing))
+    kind = (order_of(*p.a), p.out_dtype, p.bias is not None, p.accumulate, 8 if streaming else 0)
+    main = launch("gemm_amx", kind, build_amx, (0, out + 1, *range(2, out + 1), out + 2), units, grain, (*fields, *reading))
+    return Lowered((pack, main), (matrices * round_up(p.k, STEP) * round_up(p.n, PANEL) * 2, scratch_stride * threads))
+
+
+def _unit_blocks(p: Problem, threads: int) -> tuple[int, int]:
+    """Rows and columns of a unit: packed rows of the left in half of L2, units enough for the threads."""
+    block_m = blocks_of(p.m, max(PANEL, min(256, (1 << 20) // (2 * max(p.k, 1)) // PANEL * PANEL)), PANEL)
+    block_n = blocks_of(p.n, 4096, PANEL)
+    wanted = 4 * threads if threads > 1 and p.work >= SERIAL_WORK else 1
+    while p.matrices * -(-p.m // block_m) * -(-p.n // block_n) < wanted:
+        if block_m > 4 * PANEL or (block_n <= 16 * PANEL and block_m > PANEL):
+            block_m = round_up(-(-block_m // 2), PANEL)
+        elif block_n > PANEL:
+            block_n = round_up(-(-block_n // 2), PANEL)
+        else:
+            break
+    return block_m, block_n
