@@ -9,6 +9,9 @@ two words are `total` and `grain`. If total <= grain the kernel runs at once: ke
 released and threads claim chunks of `grain` units. If there is one thread, or another Python thread has the pool, the caller does
 all of it alone. Results do not depend on which.
 
+Of the 64 slots the last, `COUNTER_SLOT`, is not given by the caller: it is 0 at the start of every launch, for kernels that count
+finished units (atomically: their threads share it).
+
 Threads are made by the first launch that divides, end with the process, and are not inherited by a fork: a child starts with
 one thread, until it calls `set_num_threads`.
 
@@ -26,10 +29,11 @@ from collections.abc import Callable, Iterable
 
 from flambeau.base.errors import message
 from flambeau.base.settings import settings
-from flambeau.runtime.native import MAX_SLOTS, MAX_THREADS, native
+from flambeau.runtime.native import COUNTER_SLOT, MAX_SLOTS, MAX_THREADS, native
 from flambeau.runtime.system import os as system
 
 __all__ = [
+    "COUNTER_SLOT",
     "MAX_SLOTS",
     "Block",
     "block",

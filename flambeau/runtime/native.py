@@ -4,7 +4,7 @@ One module, compiled once and cached like any kernel. It refers to no outside sy
 Python's C API, the pool's words) is in the `State`, a page of memory whose address travels with every call.
 
     entry(self, args, n)             METH_FASTCALL: fill slots, call the kernel or divide it over the pool
-    parallel(state, kernel, slots, total, grain)
+    parallel(state, kernel, slots, total, grain)   needs no Python; 64 slots, the last one 0 (see COUNTER_SLOT)
     worker(record)                   what the pool's threads run; never touches Python
     stop(state) -> i64               end the pool's threads; 0 if the pool is busy
 
@@ -42,7 +42,10 @@ from flambeau.kernel.target import Target
 from flambeau.kernel.types import f64, i1, i32, i64, ptr, u32, u64
 from flambeau.runtime.system import os as system
 
-MAX_SLOTS = 63  # the word after them is a counter, 0 at the start of every launch
+MAX_SLOTS = 63
+# The word after them belongs to the kernel: 0 at the start of every launch, and shared by its threads. Reductions count finished
+# units in it, so that whoever ends last combines the parts.
+COUNTER_SLOT = MAX_SLOTS
 MAX_THREADS = 256
 # About 100 us where a pause takes 140 cycles (Intel since Skylake): longer than the gap between two launches of one program,
 # short enough that an idle pool does not keep a core from its neighbours.
@@ -353,7 +356,7 @@ def _emit_entry(module: Module, parallel: Function, int_layout: str, header: int
     with k.when((count - 1).bitcast(u64) >= MAX_SLOTS):
         fail("count_message")
     slots = k.stack(8 * (MAX_SLOTS + 1), align=16)
-    k.store(slots, k.const(i64, 0), MAX_SLOTS)  # the launch's counter of finished units
+    k.store(slots, k.const(i64, 0), COUNTER_SLOT)
     float_type = _read(k, state, "PyFloat_Type")
     with k.range(0, count) as index:
         object_ = k.load(arguments, ptr, index)

@@ -81,6 +81,25 @@ def build_take(target: Target) -> Module:
     return module
 
 
+def build_last(target: Target) -> Module:
+    """parts[unit] = unit + 1, and whoever finishes the last unit stores their sum in out and adds 1 to out's second word."""
+    module, k = _module()
+    slots, begin, end, _ = k.args
+    parts, out, block = k.load(slots, ptr, 0), k.load(slots, ptr, 1), k.load(slots, ptr, 2)
+    total = k.load(block, i64, 0)
+    with k.range(begin, end) as unit:
+        k.store(parts, unit + 1, unit)
+    counter = k.offset(slots, 8 * launch.COUNTER_SLOT)
+    before = k.emit(i64, f"atomicrmw add ptr {counter.ref}, i64 {(end - begin).ref} acq_rel")
+    with k.when((before + (end - begin)).eq(total)):
+        value = k.var(i64, 0)
+        with k.range(0, total) as unit:
+            value.set(value.get() + k.load(parts, i64, unit))
+        k.store(out, value.get(), 0)
+        k.store(out, k.load(out, i64, 1) + 1, 1)
+    return module
+
+
 def entry(build: Callable[[Target], Module]) -> Callable[..., None]:
     return launch.entry(cache.address("test_" + build.__name__, (), build))
 

@@ -80,10 +80,26 @@ def test_most_slots():
     out = array("q", bytes(8 * 64))
     block = launch.block([1, 1])
     run = kernels.entry(kernels.build_echo)
-    run(64, kernels.address_of(out), *range(2, 63), block.address)
-    assert out[2:63].tolist() == list(range(2, 63))
-    with pytest.raises(TypeError, match="1 to 64 slots"):
-        run(64, kernels.address_of(out), *range(2, 64), block.address)
+    assert launch.MAX_SLOTS == 63
+    run(63, kernels.address_of(out), *range(2, 62), block.address)
+    assert out[2:62].tolist() == list(range(2, 62))
+    with pytest.raises(TypeError, match="1 to 63 slots"):
+        run(63, kernels.address_of(out), *range(2, 63), block.address)
+
+
+@needs_pool
+@pytest.mark.parametrize("threads", [1, 2, 4])
+@pytest.mark.parametrize("grain", [1, 7, 500])
+def test_counter_starts_at_0_and_finds_the_last(threads, grain):
+    launch.set_num_threads(threads)
+    parts, out = array("q", bytes(8 * 500)), array("q", [0, 0])
+    block = launch.block([500, grain])
+    run = kernels.entry(kernels.build_last)
+    for times in range(1, 200):
+        parts[:] = array("q", bytes(8 * 500))
+        out[0] = 0
+        run(kernels.address_of(parts), kernels.address_of(out), block.address)
+        assert out.tolist() == [500 * 501 // 2, times]
 
 
 @pytest.mark.parametrize(
@@ -379,7 +395,7 @@ from flambeau.runtime import launch
 from tests.runtime import kernels
 
 launch.set_num_threads(2)
-busy = kernels.Busy(8, 100_000_000)
+busy = kernels.Busy(8, 30_000_000)
 expected = None
 print("ready", flush=True)
 for _ in range(2):
