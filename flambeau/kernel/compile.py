@@ -58,6 +58,7 @@ def _llvm() -> ModuleType:
         )
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
+    llvm.initialize_native_asmparser()  # inline assembly would end the process without
     return llvm
 
 
