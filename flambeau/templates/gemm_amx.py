@@ -15,10 +15,10 @@ from __future__ import annotations
 
 from flambeau.kernel.dsl import Function, Module, Value
 from flambeau.kernel.target import Target
-from flambeau.kernel.types import bf16, f32, i8, i64, ptr, u16, u32, void
+from flambeau.kernel.types import Type, bf16, f32, i8, i64, ptr, u16, u32, void
 from flambeau.templates.gemm_pack import order_of, transposed
 from flambeau.templates.gemm_problem import Problem, blocks_of, launch, packed_batch, round_up, swapped, with_swapped_operands
-from flambeau.templates.gemm_tiles import ABI, SERIAL_WORK, unit_offsets
+from flambeau.templates.gemm_tiles import ABI, ELEMENTS, SERIAL_WORK, finish_function, unit_offsets
 from flambeau.templates.launch import Lowered
 
 PANEL = 32  # rows of a left panel, columns of a right one: two tiles
@@ -29,7 +29,7 @@ BLOCK_K = 4096
 
 FIELDS = (
     "units", "grain", "m", "n", "k", "a_row", "a_step", "b_step", "b_column", "c_row", "c_column", "bias_row", "bias_column",
-    "block_m", "block_n", "block_k", "tiles_m", "tiles_n", "scratch_stride", "in_place", "stage_stride", "batch_rank",
+    "block_m", "block_n", "block_k", "tiles_m", "tiles_n", "scratch_stride", "in_place", "stage_stride", "flags", "batch_rank",
 )  # fmt: skip
 BATCH = len(FIELDS)
 
@@ -141,64 +141,21 @@ def _micro(module: Module, rows: int, columns: int, prefetch_steps: int) -> Func
     return k
 
 
-def _finish_function(module: Module, bias: bool, accumulate: bool, out_type) -> Function:
-    """out[rows, columns] = sums (+ out) (+ bias), rounded once, for any strides of out."""
+def _store_function(module: Module, finish: Function, out_type: Type) -> Function:
+    """store(sums, out, …): the four tiles of a stage to the result, by lines where it has unit stride either way."""
     k = module.function(
-        "finish",
+        "store",
         [("sums", ptr), ("out", ptr), ("c_row", i64), ("c_column", i64), ("rows", i64), ("columns", i64),
-         ("bias", ptr), ("bias_row", i64), ("bias_column", i64)],
+         ("bias", ptr), ("bias_row", i64), ("bias_column", i64), ("flags", i64)],
         internal=True,
     )  # fmt: skip
-    sums, out, c_row, c_column, rows, columns, bias_at, bias_row, bias_column = k.args
-    # Results that run down the columns: turn the sums round, so that only one way of storing is needed.
-    turned = c_row.eq(1) & c_column.ne(1)
+    sums, out, c_row, c_column, rows, columns, bias, bias_row, bias_column, flags = k.args
 
     def cell(r: int, c: int) -> Value:
         return k.offset(sums, 1024 * (2 * r + c))
 
-    with k.when(turned):
-        squares = {}
-        for r, c in ((0, 0), (1, 1), (0, 1), (1, 0)):
-            squares[r, c] = transposed(k, [k.load(cell(r, c), f32.vec(16), 16 * i) for i in range(16)])
-            if r == c:
-                _store_tile(k, cell(r, c), squares[r, c])
-        _store_tile(k, cell(0, 1), squares[1, 0])
-        _store_tile(k, cell(1, 0), squares[0, 1])
-
-    def pick(a: Value, b: Value) -> Value:
-        return k.select(turned, a, b)
-
-    c_row, c_column = pick(c_column, c_row), pick(c_row, c_column)
-    rows, columns = pick(columns, rows), pick(rows, columns)
-    bias_row, bias_column = pick(bias_column, bias_row), pick(bias_row, bias_column)
-
-    def line(i: Value, half: int, unit_stride: bool) -> None:
-        mask = k.tail_mask(columns - 16 * half, 16)
-        source = k.offset(sums, (i >> 4) * 2048 + (i & 15) * 64 + 1024 * half)
-        value = k.load(source, f32.vec(16))
-        places = k.iota(i64.vec(16)) + 16 * half
-        if bias:
-            at = k.offset(bias_at, i * bias_row, out_type)
-            value = value + k.gather(at, out_type, places * k.splat(bias_column, 16), mask=mask).to(f32)
-        target = k.offset(out, i * c_row, out_type)
-        if unit_stride:
-            if accumulate:
-                value = value + k.load(target, out_type.vec(16), 16 * half, mask=mask).to(f32)
-            k.store(target, value.to(out_type), 16 * half, mask=mask)
-        else:
-            indices = places * k.splat(c_column, 16)
-            if accumulate:
-                value = value + k.gather(target, out_type, indices, mask=mask).to(f32)
-            k.scatter(target, value.to(out_type), indices, mask=mask)
-
-    def general(unit_stride: bool) -> None:
-        with k.range(0, rows) as i:
-            line(i, 0, unit_stride)
-            with k.when(columns > 16):
-                line(i, 1, unit_stride)
-
     def quick() -> None:
-        """Whole lines at unit stride, nothing to add."""
+        """Whole lines, nothing to add."""
         with k.range(0, rows) as i:
             source = k.offset(sums, (i >> 4) * 2048 + (i & 15) * 64)
             halves = [k.load(k.offset(source, 1024 * h), f32.vec(16)).to(out_type) for h in range(2)]
@@ -206,13 +163,32 @@ def _finish_function(module: Module, bias: bool, accumulate: bool, out_type) -> 
             for h, half in enumerate(halves):
                 k.store(target, half, 16 * h)
 
-    def by_stride() -> None:
-        k.when_else(c_column.eq(1), lambda: general(True), lambda: general(False))
+    def careful() -> None:
+        # Results that run down the columns: turn the sums round, so that they are stored by lines too.
+        turned = c_row.eq(1) & c_column.ne(1)
+        with k.when(turned):
+            squares = {}
+            for r, c in ((0, 0), (1, 1), (0, 1), (1, 0)):
+                squares[r, c] = transposed(k, [k.load(cell(r, c), f32.vec(16), 16 * i) for i in range(16)])
+                if r == c:
+                    _store_tile(k, cell(r, c), squares[r, c])
+            _store_tile(k, cell(0, 1), squares[1, 0])
+            _store_tile(k, cell(1, 0), squares[0, 1])
 
-    if bias or accumulate:
-        by_stride()
-    else:
-        k.when_else(c_column.eq(1) & columns.eq(PANEL), quick, by_stride)
+        def pick(a: Value, b: Value) -> tuple[Value, Value]:
+            return k.select(turned, b, a), k.select(turned, a, b)
+
+        (row, column), (down, across) = pick(c_row, c_column), pick(rows, columns)
+        bias_down, bias_across = pick(bias_row, bias_column)
+        for r in range(2):
+            for c in range(2):
+                with k.when((down > 16 * r) & (across > 16 * c)):
+                    to = k.offset(out, row * (16 * r) + column * (16 * c), out_type)
+                    bias_at = k.offset(bias, bias_down * (16 * r) + bias_across * (16 * c), out_type)
+                    k.call(finish, cell(r, c), 16, to, row, column, k.minimum(down - 16 * r, 16), k.minimum(across - 16 * c, 16),
+                           bias_at, bias_down, bias_across, flags)
+
+    k.when_else(c_column.eq(1) & columns.eq(PANEL) & flags.eq(0), quick, careful)
     k.ret()
     return k
 
@@ -228,19 +204,20 @@ def _configure(k: Function) -> None:
     _tile(k, "ldtilecfg", config)
 
 
-def build_amx(target: Target, order: str, out: str, bias: bool, accumulate: bool, prefetch_steps: int) -> Module:
-    """Slots: left, packed right, [bias], out, scratch, block. Scratch of a thread: sums, then packed rows of the left."""
-    out_type = {"bfloat16": bf16, "float32": f32}[out]
+def build_amx(target: Target, order: str, out: str, prefetch_steps: int) -> Module:
+    """Slots: left, packed right, bias (anything if there is none), out, scratch, block.
+
+    Scratch of a thread: sums, then packed rows of the left.
+    """
+    out_type = ELEMENTS[out][0]
     module = Module(512, native_bf16=target.has("avx512bf16"))
     half = _pack_function(module, "pack_left", "left", order)
     micro = {(r, c): _micro(module, r, c, prefetch_steps) for r in (1, 2) for c in (1, 2)}
-    finish = _finish_function(module, bias, accumulate, out_type)
+    store = _store_function(module, finish_function(module, f32, out_type, 16), out_type)
     k = module.function("kernel", ABI)
     slots, begin, end, tid = k.args
-    names = ["a", "b", *(["bias"] if bias else []), "out", "scratch", "block"]
-    slot = {name: k.load(slots, ptr, i) for i, name in enumerate(names)}
+    slot = {name: k.load(slots, ptr, i) for i, name in enumerate(("a", "b", "bias", "out", "scratch", "block"))}
     p = {name: k.load(slot["block"], i64, i) for i, name in enumerate(FIELDS)}
-    bias_at = slot.get("bias", k.const(ptr, 0))
     stage = k.offset(slot["scratch"], tid * p["scratch_stride"])
     panels_n = (p["block_n"] + (PANEL - 1)) // PANEL
     panels_m = (p["block_m"] + (PANEL - 1)) // PANEL
@@ -257,7 +234,7 @@ def build_amx(target: Target, order: str, out: str, bias: bool, accumulate: bool
         a_unit = k.offset(slot["a"], a_at + row0 * p["a_row"], bf16)
         b_unit = k.offset(slot["b"], b_at, bf16)
         out_unit = k.offset(slot["out"], c_at + row0 * p["c_row"] + column0 * p["c_column"], out_type)
-        bias_unit = k.offset(bias_at, row0 * p["bias_row"] + column0 * p["bias_column"], out_type)
+        bias_unit = k.offset(slot["bias"], row0 * p["bias_row"] + column0 * p["bias_column"], out_type)
         with k.range(0, p["k"], p["block_k"]) as at:
             depth = k.minimum(p["k"] - at, p["block_k"])
             steps = (depth + (STEP - 1)) // STEP
@@ -289,8 +266,9 @@ def build_amx(target: Target, order: str, out: str, bias: bool, accumulate: bool
                             with k.when(right_shape):
                                 k.call(micro[r, c], steps, a_panel, a_half, a_line, a_next, b_panel, sums, add)
                     with k.when(last):
-                        k.call(finish, sums, out_panel, p["c_row"], p["c_column"], k.minimum(rows - i, PANEL), k.minimum(columns - j, PANEL),
-                               k.offset(bias_unit, i * p["bias_row"] + j * p["bias_column"], out_type), p["bias_row"], p["bias_column"])
+                        bias_panel = k.offset(bias_unit, i * p["bias_row"] + j * p["bias_column"], out_type)
+                        k.call(store, sums, out_panel, p["c_row"], p["c_column"], k.minimum(rows - i, PANEL), k.minimum(columns - j, PANEL),
+                               bias_panel, p["bias_row"], p["bias_column"], p["flags"])
     _tile(k, "tilerelease")
     k.ret()
     return module
@@ -339,13 +317,13 @@ def _lower(p: Problem, threads: int, streaming: bool) -> Lowered:
     matrices, packing, reading = packed_batch(p, round_up(p.k, STEP) * round_up(p.n, PANEL))
     panels = matrices * -(-p.n // PANEL) * -(-p.k // block_k)
     fields = (p.m, p.n, p.k, *p.a, *p.b, *p.out, *(p.bias or (0, 0)), block_m, block_n, block_k, tiles_m, tiles_n, scratch_stride,
-              int(in_place), stage_stride)  # fmt: skip
+              int(in_place), stage_stride, p.flags)  # fmt: skip
     units = p.matrices * tiles_m * tiles_n
     grain = 0 if p.work < SERIAL_WORK else 1
     out = p.inputs
     pack = launch("gemm_amx_pack", (order_of(p.b[1], p.b[0]),), build_amx_pack, (1, out + 1), panels, grain, (*fields, *packing))
-    kind = (order_of(*p.a), p.out_dtype, p.bias is not None, p.accumulate, 8 if streaming else 0)
-    main = launch("gemm_amx", kind, build_amx, (0, out + 1, *range(2, out + 1), out + 2), units, grain, (*fields, *reading))
+    kind = (order_of(*p.a), p.out_dtype, 8 if streaming else 0)
+    main = launch("gemm_amx", kind, build_amx, (0, out + 1, 2, out, out + 2), units, grain, (*fields, *reading))
     return Lowered((pack, main), (matrices * round_up(p.k, STEP) * round_up(p.n, PANEL) * 2, scratch_stride * threads))
 
 

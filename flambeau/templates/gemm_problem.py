@@ -40,6 +40,11 @@ class Problem:
         return self.matrices * self.m * self.n * self.k
 
     @property
+    def flags(self) -> int:
+        """What is added to the product: 1 the old result, 2 the bias."""
+        return int(self.accumulate) | 2 * (self.bias is not None)
+
+    @property
     def inputs(self) -> int:
         """Operands before the result."""
         return 2 if self.bias is None else 3

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import astuple, dataclass
 
-from flambeau.kernel.dsl import Function, Module, Value, Variable
+from flambeau.kernel.dsl import Function, Module, Value
 from flambeau.kernel.target import Target
 from flambeau.kernel.types import Type, bf16, f16, f32, f64, i8, i16, i32, i64, ptr, u8
 from flambeau.templates.gemm_pack import DEPTH_ALIGN, order_of, pack_function
@@ -40,9 +40,12 @@ ABI = [("slots", ptr), ("begin", i64), ("end", i64), ("tid", i64)]
 # Where the parameter block holds what (int64 each). Strides are in elements.
 FIELDS = (
     "units", "grain", "m", "n", "k", "a_row", "a_step", "b_step", "b_column", "c_row", "c_column", "bias_row", "bias_column",
-    "block_m", "block_n", "block_k", "tiles_m", "tiles_n", "scratch_stride", "batch_rank",
+    "block_m", "block_n", "block_k", "tiles_m", "tiles_n", "scratch_stride", "flags", "batch_rank",
 )  # fmt: skip
 BATCH = len(FIELDS)  # then batch_rank times: size, stride of a, stride of b, stride of out
+
+
+ADD_OUT, ADD_BIAS = 1, 2  # flags of a register tile
 
 
 @dataclass(frozen=True)
@@ -54,15 +57,9 @@ class TileKernel:
     a_mode: str  # "row": unit stride along depth, used as it lies; "column": along m, likewise; "width" "depth" "any": packed
     b_mode: str  # "plain": unit stride along n, used as it lies; "panels": packed before, by `build_pack`
     staged: bool  # sums in scratch until the depth is done: for narrow types and for strided results
-    bias: bool
-    accumulate: bool
     heights: tuple[int, ...]  # rows of the register tiles, falling; panels of A have the first
     vectors: int  # columns of the register tile in vectors; panels of B have that width
-    tail_vectors: int  # the same for columns left over, which are masked
-
-    @property
-    def parameters(self) -> tuple:
-        return astuple(self)
+    tail_vectors: int  # the same for columns left over
 
     @property
     def packs_a(self) -> bool:
@@ -80,20 +77,23 @@ class Tiles:
         self.width = kind.vectors * self.lanes
         self.height = kind.heights[0]
         self.out = ELEMENTS[kind.out][0]
-        self.stored = self.compute if kind.staged else self.out
         self.fused = self.compute.is_float and (target.arch == "aarch64" or target.has("fma"))
         self.module = Module(target.vector_bytes * 8, native_bf16=target.has("avx512bf16"))
-        self.micro: dict[tuple[int, int, bool], Function] = {}
+        self.finish = finish_function(self.module, self.compute, self.out, self.lanes)
+        self.micro: dict[tuple[int, int], Function] = {}
         for height in kind.heights:
-            self.micro[height, kind.vectors, False] = self._micro(height, kind.vectors, masked=False)
-            self.micro[height, kind.tail_vectors, True] = self._micro(height, kind.tail_vectors, masked=True)
+            for vectors in {kind.vectors, kind.tail_vectors}:
+                self.micro[height, vectors] = self._micro(height, vectors)
+        self.masked = {}
+        if kind.b_mode == "plain":
+            self.masked = {height: self._micro(height, kind.tail_vectors, masked=True) for height in kind.heights}
 
     # ------------------------------------------------------------------ register tiles
     def multiply_add(self, k: Function, x: Value, y: Value, total: Value) -> Value:
         return k.fma(x, y, total) if self.fused else total + x * y
 
     def _a_reader(self, k: Function, a: Value, stride: Value, step: Value, height: int):
-        """(read(row, unrolled), advance(steps)) over A: its pointers live in few registers.
+        """(pointers, read(pointers, row, unrolled), bytes a step) over A, which keep few registers busy.
 
         Rows of a plain A are far apart: every third row has a pointer, the two after it are one and two strides on,
         which x86 addresses for free.
@@ -110,32 +110,30 @@ class Tiles:
                     base = k.offset(base, apart if row % 3 == 1 else twice)
                 return k.load(k.offset(base, unrolled * size), self.memory)
 
-            along: Value | int = size
-        else:
-            pointers = [k.var(ptr, a)]
-            element = self.compute if self.kind.packs_a else self.memory
-            along = self.height * size if self.kind.packs_a else step * size
+            return pointers, read, size
+        element = self.compute if self.kind.packs_a else self.memory
+        along: Value | int = self.height * size if self.kind.packs_a else step * size
 
-            def read(now: list[Value], row: int, unrolled: int) -> Value:
-                base = now[0] if unrolled == 0 else k.offset(now[0], along * unrolled)
-                return k.load(k.offset(base, row * size), element)
+        def read(now: list[Value], row: int, unrolled: int) -> Value:
+            base = now[0] if unrolled == 0 else k.offset(now[0], along * unrolled)
+            return k.load(k.offset(base, row * size), element)
 
-        return pointers, read, along
+        return [k.var(ptr, a)], read, along
 
-    def _micro(self, height: int, vectors: int, masked: bool) -> Function:
-        """c[rows, cols] = (c +) a @ b (+ bias) for a register tile.
+    def _micro(self, height: int, vectors: int, masked: bool = False) -> Function:
+        """c[rows, cols] = (c +) a @ b (+ bias) for a register tile, of which rows x cols count. Strides in elements.
 
-        flags: 1 adds c, 2 adds the bias. `masked` tiles look at cols; all look at rows. Strides in elements.
+        A `masked` one reads no more than `cols` columns of B. Whole tiles go straight to c, others through memory.
         """
-        name = f"tile_{height}x{vectors}" + ("_masked" if masked else "")
+        kind, lanes = self.kind, self.lanes
         k = self.module.function(
-            name,
-            [("depth", i64), ("a", ptr), ("a_row", i64), ("a_step", i64), ("b", ptr), ("b_step", i64), ("c", ptr),
-             ("c_row", i64), ("rows", i64), ("cols", i64), ("flags", i64), ("bias", ptr), ("bias_column", i64)],
+            f"tile_{height}x{vectors}" + ("_masked" if masked else ""),
+            [("depth", i64), ("a", ptr), ("a_row", i64), ("a_step", i64), ("b", ptr), ("b_step", i64), ("c", ptr), ("c_row", i64),
+             ("rows", i64), ("cols", i64), ("flags", i64), ("bias", ptr), ("bias_column", i64)],
             internal=True,
         )  # fmt: skip
         depth, a, a_row, a_step, b, b_step, c, c_row, rows, cols, flags, bias, bias_column = k.args
-        lanes, kind = self.lanes, self.kind
+        stored = self.compute if kind.staged else self.out
         masks = [k.tail_mask(cols - j * lanes, lanes) if masked else None for j in range(vectors)]
         sums = [[k.var(self.vector, 0) for _ in range(vectors)] for _ in range(height)]
         plain_b = kind.b_mode == "plain"
@@ -143,83 +141,91 @@ class Tiles:
         b_along: Value | int = b_step * b_type.size if plain_b else self.width * b_type.size
         pointers, read, a_along = self._a_reader(k, a, a_row, a_step, height)
         b_now = k.var(ptr, b)
-        if height * vectors >= 16 and not masked:
+        large = height * vectors >= 12
+        if large:
             for i in range(height):
                 for j in range(vectors):
-                    k.prefetch(k.offset(c, c_row * i + j * lanes, self.stored), write=True)
-
-        def step(now: list[Value], line: Value, unrolled: int) -> None:
-            y = []
-            for j in range(vectors):
-                mask = masks[j] if plain_b else None
-                y.append(k.load(line, b_type.vec(lanes), j * lanes, mask=mask).to(self.compute))
-            for i in range(height):
-                x = k.splat(read(now, i, unrolled).to(self.compute), lanes)
-                for j in range(vectors):
-                    sums[i][j].set(self.multiply_add(k, x, y[j], sums[i][j].get()))
+                    k.prefetch(k.offset(c, c_row * i + j * lanes, stored), write=True)
 
         def steps(count: int) -> None:
             now, line = [p.get() for p in pointers], b_now.get()
             for u in range(count):
-                step(now, line if u == 0 else k.offset(line, b_along * u), u)
+                at = line if u == 0 else k.offset(line, b_along * u)
+                y = [k.load(at, b_type.vec(lanes), j * lanes, mask=masks[j]).to(self.compute) for j in range(vectors)]
+                for i in range(height):
+                    x = k.splat(read(now, i, u).to(self.compute), lanes)
+                    for j in range(vectors):
+                        sums[i][j].set(self.multiply_add(k, x, y[j], sums[i][j].get()))
             for variable, value in zip(pointers, now, strict=True):
                 variable.set(k.offset(value, a_along * count))
             b_now.set(k.offset(line, b_along * count))
 
-        unroll = 4 if not masked and height * vectors > 1 else 1
+        unroll = 4 if height == self.height and vectors == kind.vectors and not masked else 1
         if unroll > 1:
             with k.range(0, depth >> 2):
                 steps(unroll)
         with k.range(0, depth & (unroll - 1) if unroll > 1 else depth):
             steps(1)
 
-        if kind.bias:
-            with k.when((flags & 2).ne(0)):
+        def whole() -> None:
+            lines = [k.offset(c, c_row * i, stored) for i in range(height)]
+            with k.when((flags & ADD_OUT).ne(0)):
+                for i, line in enumerate(lines):
+                    for j in range(vectors):
+                        sums[i][j].set(sums[i][j].get() + k.load(line, stored.vec(lanes), j * lanes).to(self.compute))
+            for i, line in enumerate(lines):
                 for j in range(vectors):
-                    mask = k.tail_mask(cols - j * lanes, lanes)
-                    indices = (k.iota(i64.vec(lanes)) + j * lanes) * k.splat(bias_column, lanes)
-                    value = k.gather(bias, self.out, indices, mask=mask).to(self.compute)
-                    for i in range(height):
-                        sums[i][j].set(sums[i][j].get() + value)
-        self._store_tile(k, sums, masks, c, c_row, rows, flags)
+                    k.store(line, sums[i][j].get().to(stored), j * lanes)
+
+        def partly() -> None:
+            width = vectors * lanes
+            tile = k.stack(height * width * self.compute.size)
+            for i in range(height):
+                for j in range(vectors):
+                    k.store(tile, sums[i][j].get(), i * width + j * lanes)
+            k.call(self.finish, tile, width, c, c_row, 1, rows, k.minimum(cols, width), bias, 0, bias_column, flags)
+
+        if kind.staged:
+            whole()  # the stage has room for whole tiles
+        else:
+            k.when_else((rows < height) | (cols < vectors * lanes) | (flags >= ADD_BIAS), partly, whole)
         k.ret()
         return k
 
-    def _store_tile(self, k: Function, sums: list[list[Variable]], masks: list, c: Value, c_row: Value, rows: Value, flags: Value) -> None:
-        stored, lanes = self.stored, self.lanes
-        adds = (flags & 1).ne(0)
 
-        def row(i: int) -> None:
-            line = k.offset(c, c_row * i, stored)
-            with k.when(adds):
-                for j, mask in enumerate(masks):
-                    old = k.load(line, stored.vec(lanes), j * lanes, mask=mask).to(self.compute)
-                    sums[i][j].set(sums[i][j].get() + old)
-            for j, mask in enumerate(masks):
-                k.store(line, sums[i][j].get().to(stored), j * lanes, mask=mask)
+def finish_function(module: Module, compute: Type, out_type: Type, lanes: int) -> Function:
+    """finish(sums, stage_row, out, …): out = sums (+ out) (+ bias), rounded once, for any strides of out and bias."""
+    k = module.function(
+        "finish",
+        [("sums", ptr), ("stage_row", i64), ("out", ptr), ("c_row", i64), ("c_column", i64), ("rows", i64), ("columns", i64),
+         ("bias", ptr), ("bias_row", i64), ("bias_column", i64), ("flags", i64)],
+        internal=True,
+    )  # fmt: skip
+    sums, stage_row, out, c_row, c_column, rows, columns, bias, bias_row, bias_column, flags = k.args
+    adds_out, adds_bias = (flags & ADD_OUT).ne(0), (flags & ADD_BIAS).ne(0)
 
-        height = len(sums)
+    def cell(source: Value, line: Value, bias_line: Value, j: Value, many: int) -> None:
+        """`many` columns from j on, masked; with 0 one column at its strides."""
+        mask = k.tail_mask(columns - j, many) if many else None
+        total = k.var(compute.vec(many), k.load(source, compute.vec(many), j, mask=mask))
+        with k.when(adds_bias):
+            total.set(total.get() + k.load(bias_line, out_type.vec(many), j if many else j * bias_column, mask=mask).to(compute))
+        place = j if many else j * c_column
+        with k.when(adds_out):
+            total.set(total.get() + k.load(line, out_type.vec(many), place, mask=mask).to(compute))
+        k.store(line, total.get().to(out_type), place, mask=mask)
 
-        def partly() -> None:
-            for i in range(height):
-                with k.when(rows > i):
-                    row(i)
+    def all_rows(step: int) -> None:
+        with k.range(0, rows) as i:
+            source, line = k.offset(sums, i * stage_row, compute), k.offset(out, i * c_row, out_type)
+            bias_line = k.offset(bias, i * bias_row, out_type)
+            with k.range(0, columns, max(step, 1)) as j:
+                cell(source, line, bias_line, j, step)
 
-        if masks[0] is not None:
-            partly()
-            return
-
-        def wholly() -> None:
-            lines = [k.offset(c, c_row * i, stored) for i in range(height)]
-            with k.when(adds):
-                for i, line in enumerate(lines):
-                    for j in range(len(masks)):
-                        sums[i][j].set(sums[i][j].get() + k.load(line, stored.vec(lanes), j * lanes).to(self.compute))
-            for i, line in enumerate(lines):
-                for j in range(len(masks)):
-                    k.store(line, sums[i][j].get().to(stored), j * lanes)
-
-        k.when_else(rows < height, partly, wholly)
+    straight = c_column.eq(1) & (bias_column.eq(1) | ~adds_bias)
+    k.when_else(straight, lambda: all_rows(lanes), lambda: all_rows(0))
+    k.ret()
+    return k
 
 
 def unit_offsets(k: Function, entries: Value, rank: Value, place: Value, count: int) -> list[Value]:
@@ -238,49 +244,39 @@ def unit_offsets(k: Function, entries: Value, rank: Value, place: Value, count: 
 
 
 def build_tiles(target: Target, *parameters) -> Module:
-    """Slots: a, b, [bias], out, scratch, block."""
+    """Slots: a, b, bias (anything if there is none), out, scratch, block."""
     kind = TileKernel(*parameters)
     t = Tiles(target, kind)
+    lanes, height, width = t.lanes, t.height, t.width
     if kind.packs_a:
-        pack_a = pack_function(t.module, "pack_a", t.memory, t.compute, t.height, t.lanes, kind.a_mode)
-    finish = _finish_function(t) if kind.staged else None
+        pack_a = pack_function(t.module, "pack_a", t.memory, t.compute, height, lanes, kind.a_mode)
     k = t.module.function("kernel", ABI)
     slots, begin, end, tid = k.args
-    names = ["a", "b", *(["bias"] if kind.bias else []), "out", "scratch", "block"]
-    slot = {name: k.load(slots, ptr, i) for i, name in enumerate(names)}
+    slot = {name: k.load(slots, ptr, i) for i, name in enumerate(("a", "b", "bias", "out", "scratch", "block"))}
     p = {name: k.load(slot["block"], i64, i) for i, name in enumerate(FIELDS)}
-    bias = slot.get("bias", k.const(ptr, 0))
     scratch = k.offset(slot["scratch"], tid * p["scratch_stride"])
-    null = k.const(i64, 0)
-    lanes, height, width = t.lanes, t.height, t.width
-
-    def tile(shape: tuple[int, int, bool], depth, a, b, c, c_row, rows, cols, flags, bias_at) -> None:
-        b_step = p["b_step"] if kind.b_mode == "plain" else null
-        k.call(t.micro[shape], depth, a, p["a_row"], p["a_step"], b, b_step, c, c_row, rows, cols, flags, bias_at, p["bias_column"])
+    b_type = t.memory if kind.b_mode == "plain" else t.compute
+    padded_n = (p["n"] + (width - 1)) // width * width
 
     with k.range(begin, end) as unit:
         rest, column_tile = unit // p["tiles_n"], unit % p["tiles_n"]
-        batch, row_tile = rest // p["tiles_m"], rest % p["tiles_m"]
-        a_at, b_at, c_at = unit_offsets(k, k.offset(slot["block"], 8 * BATCH), p["batch_rank"], batch, 3)
+        place, row_tile = rest // p["tiles_m"], rest % p["tiles_m"]
+        a_at, b_at, c_at = unit_offsets(k, k.offset(slot["block"], 8 * BATCH), p["batch_rank"], place, 3)
         row0, column0 = row_tile * p["block_m"], column_tile * p["block_n"]
         rows = k.minimum(p["m"] - row0, p["block_m"])
         columns = k.minimum(p["n"] - column0, p["block_n"])
         a_unit = k.offset(slot["a"], a_at + row0 * p["a_row"], t.memory)
-        if kind.b_mode == "plain":
-            b_unit = k.offset(slot["b"], b_at + column0, t.memory)
-        else:
-            b_unit = k.offset(slot["b"], b_at, t.compute)
+        b_unit = k.offset(slot["b"], b_at + column0 if kind.b_mode == "plain" else b_at, b_type)
         out_unit = k.offset(slot["out"], c_at + row0 * p["c_row"] + column0 * p["c_column"], t.out)
-        bias_unit = k.offset(bias, row0 * p["bias_row"] + column0 * p["bias_column"], t.out)
+        bias_unit = k.offset(slot["bias"], row0 * p["bias_row"] + column0 * p["bias_column"], t.out)
         if kind.staged:
-            stage_row = (columns + (width - 1)) // width * width
-            c_unit, c_row = scratch, stage_row
-            packed_a = k.offset(scratch, _stage_bytes(k, p, t))
+            c_type, c_unit, c_row = t.compute, scratch, (columns + (width - 1)) // width * width
+            height_bytes = (p["block_m"] + (height - 1)) // height * height * t.compute.size
+            packed_a = k.offset(scratch, height_bytes * ((p["block_n"] + (width - 1)) // width * width))
         else:
-            c_unit, c_row, packed_a = out_unit, p["c_row"], scratch
+            c_type, c_unit, c_row, packed_a = t.out, out_unit, p["c_row"], scratch
 
-        start = k.var(i64, 0)
-        more = k.var(i64, 1)
+        start, more = k.var(i64, 0), k.var(i64, 1)
         with k.loop_while(lambda: more.get().ne(0)):  # once at least: a product over nothing is zero
             at = start.get()
             depth = k.minimum(p["k"] - at, p["block_k"])
@@ -290,101 +286,58 @@ def build_tiles(target: Target, *parameters) -> Module:
                 with k.range(0, rows, height) as i:
                     k.call(pack_a, k.offset(a_block, i * p["a_row"], t.memory), p["a_row"], p["a_step"], rows - i, depth,
                            k.offset(packed_a, i * stored_depth, t.compute))
-            if kind.b_mode == "plain":
-                b_block = k.offset(b_unit, at * p["b_step"], t.memory)
-            else:
-                padded = (p["n"] + (width - 1)) // width * width
-                b_block = k.offset(b_unit, at * padded + column0 * stored_depth, t.compute)
+            b_block = k.offset(b_unit, at * p["b_step"] if kind.b_mode == "plain" else at * padded_n + column0 * stored_depth, b_type)
             first = at.eq(0)
-            initial = (1 if kind.accumulate and not kind.staged else 0) | (2 if kind.bias and not kind.staged else 0)
-            flags = k.select(first, initial, k.const(i64, 1))
+            if kind.staged:
+                flags = k.select(first, k.const(i64, 0), k.const(i64, ADD_OUT))
+            else:
+                flags = k.select(first, p["flags"], k.const(i64, ADD_OUT))
 
             def column_of_tiles(j: Value, vectors: int, masked: bool) -> None:
                 if kind.b_mode == "plain":
-                    b_panel = k.offset(b_block, j, t.memory)
-                else:  # a tail starts inside the last panel
-                    panel = j // width * width
-                    b_panel = k.offset(b_block, panel * stored_depth + (j - panel), t.compute)
-                cols = columns - j
-                c_panel = k.offset(c_unit, j, t.stored)
+                    b_panel = k.offset(b_block, j, b_type)
+                else:
+                    b_panel = k.offset(b_block, j * stored_depth, b_type)
+                c_panel = k.offset(c_unit, j, c_type)
                 bias_panel = k.offset(bias_unit, j * p["bias_column"], t.out)
-
-                def a_panel(i: Value) -> Value:
-                    if kind.packs_a:
-                        return k.offset(packed_a, i * stored_depth, t.compute)
-                    return k.offset(a_block, i * p["a_row"], t.memory)
-
-                def call(i: Value, h: int, left: Value | int) -> None:
-                    tile((h, vectors, masked), depth, a_panel(i), b_panel, k.offset(c_panel, i * c_row, t.stored), c_row, left, cols,
-                         flags, bias_panel)
-
                 whole = rows // height * height
+
+                def tiles(i: Value, h: int, left: Value | int) -> None:
+                    if kind.packs_a:
+                        a_panel = k.offset(packed_a, i * stored_depth, t.compute)
+                    else:
+                        a_panel = k.offset(a_block, i * p["a_row"], t.memory)
+                    micro = t.masked[h] if masked else t.micro[h, vectors]
+                    k.call(micro, depth, a_panel, p["a_row"], p["a_step"], b_panel, p["b_step"], k.offset(c_panel, i * c_row, c_type),
+                           c_row, left, columns - j, flags, bias_panel, p["bias_column"])
+
                 with k.range(0, whole, height) as i:
-                    call(i, height, height)
+                    tiles(i, height, height)
                 left = rows - whole
                 for upper, lower in zip(kind.heights, (*kind.heights[1:], 0), strict=True):
                     with k.when((left <= upper) & (left > lower)):
-                        call(whole, upper, left)
+                        tiles(whole, upper, left)
 
-            if kind.staged and kind.b_mode == "panels":  # the stage is as wide as whole panels
-                with k.range(0, columns, width) as j:
-                    column_of_tiles(j, kind.vectors, False)
-            else:
+            if kind.b_mode == "plain":
                 whole_columns = columns // width * width
                 with k.range(0, whole_columns, width) as j:
                     column_of_tiles(j, kind.vectors, False)
                 with k.range(whole_columns, columns, kind.tail_vectors * lanes) as j:
                     column_of_tiles(j, kind.tail_vectors, True)
+            else:  # a panel is stored whole: no column to be careful about
+                wide_columns = (columns + (width - kind.tail_vectors * lanes - 1)) // width * width
+                with k.range(0, wide_columns, width) as j:
+                    column_of_tiles(j, kind.vectors, False)
+                with k.when(wide_columns < columns):
+                    column_of_tiles(wide_columns, kind.tail_vectors, False)
             following = at + depth
             start.set(following)
             more.set((following < p["k"]).to(i64))
-        if finish is not None:
-            k.call(finish, c_unit, stage_row, out_unit, p["c_row"], p["c_column"], rows, columns, bias_unit,
-                   p["bias_row"], p["bias_column"])
+        if kind.staged:
+            k.call(t.finish, c_unit, c_row, out_unit, p["c_row"], p["c_column"], rows, columns, bias_unit, p["bias_row"], p["bias_column"],
+                   p["flags"])
     k.ret()
     return t.module
-
-
-def _stage_bytes(k: Function, p: dict[str, Value], t: Tiles) -> Value:
-    """Room for the sums of a unit, its sides rounded up to whole register tiles."""
-    height = (p["block_m"] + (t.height - 1)) // t.height * t.height
-    width = (p["block_n"] + (t.width - 1)) // t.width * t.width
-    return height * width * t.compute.size
-
-
-def _finish_function(t: Tiles) -> Function:
-    """Sums of a unit to the result, rounded once: out = sums (+ out) (+ bias), for any strides of out."""
-    kind, lanes = t.kind, t.lanes
-    k = t.module.function(
-        "finish",
-        [("sums", ptr), ("stage_row", i64), ("out", ptr), ("c_row", i64), ("c_column", i64), ("rows", i64), ("columns", i64),
-         ("bias", ptr), ("bias_row", i64), ("bias_column", i64)],
-        internal=True,
-    )  # fmt: skip
-    sums, stage_row, out, c_row, c_column, rows, columns, bias, bias_row, bias_column = k.args
-
-    def rows_of(unit_stride: bool) -> None:
-        with k.range(0, rows) as i:
-            source, line = k.offset(sums, i * stage_row, t.compute), k.offset(out, i * c_row, t.out)
-            with k.range(0, columns, lanes) as j:
-                mask = k.tail_mask(columns - j, lanes)
-                value = k.load(source, t.vector, j, mask=mask)
-                if kind.bias:
-                    indices = (k.iota(i64.vec(lanes)) + k.splat(j, lanes)) * k.splat(bias_column, lanes)
-                    value = value + k.gather(k.offset(bias, i * bias_row, t.out), t.out, indices, mask=mask).to(t.compute)
-                if unit_stride:
-                    if kind.accumulate:
-                        value = value + k.load(line, t.out.vec(lanes), j, mask=mask).to(t.compute)
-                    k.store(line, value.to(t.out), j, mask=mask)
-                else:
-                    indices = (k.iota(i64.vec(lanes)) + k.splat(j, lanes)) * k.splat(c_column, lanes)
-                    if kind.accumulate:
-                        value = value + k.gather(line, t.out, indices, mask=mask).to(t.compute)
-                    k.scatter(line, value.to(t.out), indices, mask=mask)
-
-    k.when_else(c_column.eq(1), lambda: rows_of(True), lambda: rows_of(False))
-    k.ret()
-    return k
 
 
 def build_pack(target: Target, dtype: str, order: str, vectors: int) -> Module:
@@ -436,7 +389,7 @@ def lower_tiles(p: Problem, target: Target, threads: int) -> Lowered:
     block_k = max(1, blocks_of(p.k, max(64, 1536 // compute.size), DEPTH_ALIGN))
     block_m, block_n = _unit_blocks(p, height, width, threads)
     tiles_m, tiles_n = -(-p.m // block_m), -(-p.n // block_n)
-    kind = TileKernel(p.dtype, p.out_dtype, order_of(*p.a), "panels", staged, p.bias is not None, p.accumulate, heights, vectors, 1)
+    kind = TileKernel(p.dtype, p.out_dtype, order_of(*p.a), "panels", staged, heights, vectors, 1)
 
     scratch_stride = (round_up(block_m, height) + height + lanes) * round_up(min(block_k, p.k), DEPTH_ALIGN) * compute.size
     if staged:
@@ -446,7 +399,8 @@ def lower_tiles(p: Problem, target: Target, threads: int) -> Lowered:
     matrices, packing, reading = packed_batch(p, matrix)
     panels = matrices * -(-p.n // width) * -(-p.k // block_k)
 
-    fields = (p.m, p.n, p.k, *p.a, *p.b, *p.out, *(p.bias or (0, 0)), block_m, block_n, block_k, tiles_m, tiles_n, scratch_stride)
+    fields = (p.m, p.n, p.k, *p.a, *p.b, *p.out, *(p.bias or (0, 0)), block_m, block_n, block_k, tiles_m, tiles_n, scratch_stride,
+              p.flags)  # fmt: skip
     grain = 0 if p.work < SERIAL_WORK else 1
     out = p.inputs
     launches = []
@@ -454,8 +408,8 @@ def lower_tiles(p: Problem, target: Target, threads: int) -> Lowered:
         kind_b = (p.dtype, order_of(p.b[1], p.b[0]), vectors)
         launches.append(launch("gemm_pack", kind_b, build_pack, (1, out + 1), panels, grain, (*fields, *packing)))
     units = p.matrices * tiles_m * tiles_n
-    slots = (0, out + 1, *range(2, out + 1), out + 2)
-    launches.append(launch("gemm_tiles", kind.parameters, build_tiles, slots, units, grain, (*fields, *reading)))
+    slots = (0, out + 1, 2, out, out + 2)  # out stands for a bias that there is not
+    launches.append(launch("gemm_tiles", astuple(kind), build_tiles, slots, units, grain, (*fields, *reading)))
     return Lowered(tuple(launches), (max(64, matrices * matrix * compute.size), scratch_stride * threads))
 
 
