@@ -426,7 +426,7 @@ class Function:
         if index is not None:
             pointer = self.offset(pointer, index, value.type)
         align = align or value.type.size
-        if mask is not None and value.type.name == "bfloat":
+        if value.type.name == "bfloat":
             value = value.bitcast(u16.like(value.type))
         if mask is None:
             hint = f", !nontemporal {self.module.metadata_one()}" if nontemporal else ""
