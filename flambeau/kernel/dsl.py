@@ -178,6 +178,9 @@ class Value:
                 return self.to(f32).to(target)
             if target.name == "bfloat" and not self.k.module.native_bf16:
                 return self.to(f32)._rounded_to_bfloat(target)
+            if source.name == "bfloat":  # the upper half of a float; in integers, or LLVM may call a C function for a lane
+                wide = (self.bitcast(u16.like(source)).to(u32) << 16).bitcast(f32.like(source))
+                return wide.to(target)
             name = "fpext" if target.size > source.size else "fptrunc"
         elif target.kind == "f":
             name = {"i": "sitofp", "u": "uitofp", "b": "uitofp"}[source.kind]
