@@ -16,9 +16,13 @@ from flambeau.core.dtype import dtype as DType
 from flambeau.kernel import target as targets
 from flambeau.kernel.target import Target
 from flambeau.templates.gemm_amx import lower_amx
-from flambeau.templates.gemm_problem import Problem, normalised
+from flambeau.templates.gemm_dot import lower_dot
+from flambeau.templates.gemm_problem import Problem, normalised, swapped, with_swapped_operands
 from flambeau.templates.gemm_tiles import lower_tiles
 from flambeau.templates.launch import Lowered
+
+FEW_ROWS = 16
+LONG_DEPTH = 64
 
 
 def gemm(
@@ -69,4 +73,9 @@ def lower(p: Problem, target: Target, threads: int) -> Lowered:
     """The choice among the kernels, by dtype, sizes and layout, never by the number of threads."""
     if p.dtype == "bfloat16" and target.has("amx-bf16", "avx512bf16") and target.vector_bytes == 64 and p.k > 0:
         return lower_amx(p, threads)
+    # A long matrix along depth against few lines: read it once, where it lies.
+    if p.b[0] == 1 and p.m <= FEW_ROWS and p.k >= LONG_DEPTH:
+        return lower_dot(p, target, threads)
+    if p.a[1] == 1 and p.n <= FEW_ROWS and p.k >= LONG_DEPTH:
+        return with_swapped_operands(lower_dot(swapped(p), target, threads))
     return lower_tiles(p, target, threads)
