@@ -35,13 +35,14 @@ class Stream(Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Entry:
-    """Where a record lies: its local header, its data, and the CRC they must have."""
+    """Where a record lies: its local header, its data, and the CRC they must have. Only method 0 (stored) can be read."""
 
     name: str
     header: int
     start: int
     size: int
     crc: int
+    method: int = 0
 
 
 def _error(message: str) -> CheckpointError:
@@ -63,6 +64,8 @@ class ZipReader:
     def read(self, name: str) -> memoryview:
         """The bytes of a record, after its CRC has been checked."""
         entry = self.entries[name]
+        if entry.method:
+            raise _error(f"record {name!r} must be stored uncompressed, got method {entry.method}. Unpack and store it again.")
         record = self.data[entry.start : entry.start + entry.size]
         if name not in self._checked:
             crc = 0
@@ -133,11 +136,11 @@ class ZipReader:
             plain, packed, header = _wide_sizes(name, extra, plain, packed, header)
             if flags & 1:
                 raise _error(f"record {name!r} is encrypted. Decrypt the archive first.")
-            if method != 0 or packed != plain:
-                raise _error(f"record {name!r} must be stored uncompressed, got method {method}. Unpack and store it again.")
+            if method == 0 and packed != plain:
+                raise _error(f"record {name!r} must have one size, got {packed} and {plain}. {DAMAGED}")
             if name in entries:
                 raise _error(f"record {name!r} occurs twice in the zip archive. {HOSTILE}")
-            entries[name] = self._locate(name, header, plain, crc, start)
+            entries[name] = self._locate(name, header, packed, plain, crc, method, start)
             at = following
         if at != end:
             raise _error(f"the zip archive's directory must end at byte {end}, got {at}. {DAMAGED}")
@@ -150,32 +153,32 @@ class ZipReader:
         except UnicodeDecodeError:
             raise _error(f"a record's name at byte {at} is not UTF-8. {DAMAGED}") from None
 
-    def _locate(self, name: str, header: int, size: int, crc: int, limit: int) -> Entry:
+    def _locate(self, name: str, header: int, size: int, unpacked: int, crc: int, method: int, limit: int) -> Entry:
         """Follow an entry to its local header, which must tell the same story."""
         if header + 30 > limit or bytes(self.data[header : header + 4]) != LOCAL:
             raise _error(f"record {name!r} has no header at byte {header}. {DAMAGED}")
-        _, flags, method, _, _, local_crc, packed, plain, name_size, extra_size = self._unpack("<HHHHHIIIHH", header + 4, "header")
+        _, flags, local_method, _, _, local_crc, packed, plain, name_size, extra_size = self._unpack("<HHHHHIIIHH", header + 4, "header")
         start = header + 30 + name_size + extra_size
         if start + size > limit:
             raise _error(f"record {name!r} of {size} bytes reaches past the zip archive's directory. {DAMAGED}")
-        if self._name(header + 30, name_size) != name or method != 0 or flags & 1:
+        if self._name(header + 30, name_size) != name or local_method != method or flags & 1:
             raise _error(f"record {name!r} differs between the zip archive's directory and its header. {DAMAGED}")
         extra = self.data[header + 30 + name_size : start]
         plain, packed, _ = _wide_sizes(name, extra, plain, packed, 0)
         late = flags & 8  # CRC and sizes follow the data
-        if not late and (plain, packed, local_crc) != (size, size, crc):
+        if not late and (plain, packed, local_crc) != (unpacked, size, crc):
             raise _error(f"record {name!r} differs between the zip archive's directory and its header. {DAMAGED}")
         if late:
-            self._check_descriptor(name, start + size, size, crc, limit)
-        return Entry(name, header, start, size, crc)
+            self._check_descriptor(name, start + size, size, unpacked, crc, limit)
+        return Entry(name, header, start, size, crc, method)
 
-    def _check_descriptor(self, name: str, at: int, size: int, crc: int, limit: int) -> None:
+    def _check_descriptor(self, name: str, at: int, size: int, unpacked: int, crc: int, limit: int) -> None:
         found = bytes(self.data[at : min(at + 24, limit)])
         if found.startswith(DESCRIPTOR):
             found = found[4:]
-        narrow = struct.pack("<III", crc, size & _LIMIT32, size & _LIMIT32)
-        wide = struct.pack("<IQQ", crc, size, size)
-        if not (found.startswith(wide) or (size <= _LIMIT32 and found.startswith(narrow))):
+        narrow = struct.pack("<III", crc, size & _LIMIT32, unpacked & _LIMIT32)
+        wide = struct.pack("<IQQ", crc, size, unpacked)
+        if not (found.startswith(wide) or (max(size, unpacked) <= _LIMIT32 and found.startswith(narrow))):
             raise _error(f"record {name!r} differs between the zip archive's directory and the descriptor after its data. {DAMAGED}")
 
 
