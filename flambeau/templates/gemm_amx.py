@@ -213,7 +213,7 @@ def build_amx(target: Target, order: str, out: str, prefetch_steps: int) -> Modu
     module = Module(512, native_bf16=target.has("avx512bf16"))
     half = _pack_function(module, "pack_left", "left", order)
     micro = {(r, c): _micro(module, r, c, prefetch_steps) for r in (1, 2) for c in (1, 2)}
-    store = _store_function(module, finish_function(module, f32, out_type, 16), out_type)
+    store = _store_function(module, finish_function(module, f32, out_type, 16, turns=False), out_type)
     k = module.function("kernel", ABI)
     slots, begin, end, tid = k.args
     slot = {name: k.load(slots, ptr, i) for i, name in enumerate(("a", "b", "bias", "out", "scratch", "block"))}

@@ -48,7 +48,7 @@ def build_dot(target: Target, dtype: str, out: str, rows: int, columns: int, unr
     lanes = target.lanes(compute)
     pairs = memory is bf16 and target.has("avx512bf16") and target.vector_bytes == 64
     module = Module(target.vector_bytes * 8, native_bf16=target.has("avx512bf16"))
-    finish = finish_function(module, compute, out_type, 4)
+    finish = finish_function(module, compute, out_type, 4, turns=False)
     fused = compute.is_float and (target.arch == "aarch64" or target.has("fma"))
     element = memory.vec(2 * lanes if pairs else lanes)
 

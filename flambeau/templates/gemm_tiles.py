@@ -16,7 +16,7 @@ from dataclasses import astuple, dataclass
 from flambeau.kernel.dsl import Function, Module, Value
 from flambeau.kernel.target import Target
 from flambeau.kernel.types import Type, bf16, f16, f32, f64, i8, i16, i32, i64, ptr, u8
-from flambeau.templates.gemm_pack import DEPTH_ALIGN, order_of, pack_function
+from flambeau.templates.gemm_pack import DEPTH_ALIGN, order_of, pack_function, transposed
 from flambeau.templates.gemm_problem import Problem, blocks_of, launch, packed_batch, round_up
 from flambeau.templates.launch import Lowered
 
@@ -193,37 +193,67 @@ class Tiles:
         return k
 
 
-def finish_function(module: Module, compute: Type, out_type: Type, lanes: int) -> Function:
-    """finish(sums, stage_row, out, …): out = sums (+ out) (+ bias), rounded once, for any strides of out and bias."""
-    k = module.function(
-        "finish",
-        [("sums", ptr), ("stage_row", i64), ("out", ptr), ("c_row", i64), ("c_column", i64), ("rows", i64), ("columns", i64),
-         ("bias", ptr), ("bias_row", i64), ("bias_column", i64), ("flags", i64)],
-        internal=True,
-    )  # fmt: skip
+def finish_function(module: Module, compute: Type, out_type: Type, lanes: int, *, turns: bool = True) -> Function:
+    """finish(sums, stage_row, out, …): out = sums (+ out) (+ bias), rounded once, for any strides of out and bias.
+
+    A result that runs down the columns is stored by columns if `turns`, transposing squares of `lanes`.
+    """
+    params = [("sums", ptr), ("stage_row", i64), ("out", ptr), ("c_row", i64), ("c_column", i64), ("rows", i64), ("columns", i64),
+              ("bias", ptr), ("bias_row", i64), ("bias_column", i64), ("flags", i64)]  # fmt: skip
+    if turns:
+        straight = finish_function(module, compute, out_type, lanes, turns=False)
+        k = module.function("finish", params, internal=True)
+        sums, stage_row, out, c_row, c_column, rows, columns, bias, bias_row, bias_column, flags = k.args
+
+        def turned() -> None:
+            square = k.stack(lanes * lanes * compute.size)
+            with k.range(0, rows, lanes) as i, k.range(0, columns, lanes) as j:
+                last, corner = rows - 1 - i, k.offset(sums, i * stage_row + j, compute)
+                lines = []
+                for r in range(lanes):
+                    line = k.offset(corner, k.minimum(last, r) * stage_row, compute)
+                    lines.append(k.load(line, compute.vec(lanes), mask=k.tail_mask(columns - j, lanes)))
+                for r, line in enumerate(transposed(k, lines)):
+                    k.store(square, line, r * lanes)
+                k.call(straight, square, lanes, k.offset(out, i * c_row + j * c_column, out_type), c_column, c_row,
+                       k.minimum(columns - j, lanes), k.minimum(rows - i, lanes),
+                       k.offset(bias, i * bias_row + j * bias_column, out_type), bias_column, bias_row, flags)
+
+        k.when_else(c_row.eq(1) & c_column.ne(1), turned, lambda: k.call(straight, *k.args))
+        k.ret()
+        return k
+
+    k = module.function("finish_lines", params, internal=True)
     sums, stage_row, out, c_row, c_column, rows, columns, bias, bias_row, bias_column, flags = k.args
     adds_out, adds_bias = (flags & ADD_OUT).ne(0), (flags & ADD_BIAS).ne(0)
 
-    def cell(source: Value, line: Value, bias_line: Value, j: Value, many: int) -> None:
+    def cell(source: Value, line: Value, bias_line: Value, j: Value, many: int, bias_step: Value | None) -> None:
         """`many` columns from j on, masked; with 0 one column at its strides."""
         mask = k.tail_mask(columns - j, many) if many else None
         total = k.var(compute.vec(many), k.load(source, compute.vec(many), j, mask=mask))
         with k.when(adds_bias):
-            total.set(total.get() + k.load(bias_line, out_type.vec(many), j if many else j * bias_column, mask=mask).to(compute))
+            if bias_step is None:
+                value = k.load(bias_line, out_type.vec(many), j, mask=mask)
+            else:
+                value = k.splat(k.load(bias_line, out_type, j * bias_step), many)
+            total.set(total.get() + value.to(compute))
         place = j if many else j * c_column
         with k.when(adds_out):
             total.set(total.get() + k.load(line, out_type.vec(many), place, mask=mask).to(compute))
         k.store(line, total.get().to(out_type), place, mask=mask)
 
-    def all_rows(step: int) -> None:
+    def all_rows(step: int, bias_step: Value | None = None) -> None:
         with k.range(0, rows) as i:
             source, line = k.offset(sums, i * stage_row, compute), k.offset(out, i * c_row, out_type)
             bias_line = k.offset(bias, i * bias_row, out_type)
             with k.range(0, columns, max(step, 1)) as j:
-                cell(source, line, bias_line, j, step)
+                cell(source, line, bias_line, j, step, bias_step)
 
-    straight = c_column.eq(1) & (bias_column.eq(1) | ~adds_bias)
-    k.when_else(straight, lambda: all_rows(lanes), lambda: all_rows(0))
+    def by_lines() -> None:
+        k.when_else(bias_column.eq(0), lambda: all_rows(lanes, bias_column), lambda: all_rows(lanes))
+
+    by_line = c_column.eq(1) & (bias_column.eq(1) | bias_column.eq(0) | ~adds_bias)
+    k.when_else(by_line, by_lines, lambda: all_rows(0, bias_column))
     k.ret()
     return k
 
