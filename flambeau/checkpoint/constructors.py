@@ -379,7 +379,7 @@ def _numpy_dtype(reader: Reader, arguments: tuple) -> PendingDtype:
     swapped = False
     if isinstance(kind, str) and kind[:1] in ("<", ">", "|", "="):
         swapped, kind = kind[0] == ">", kind[1:]
-    if kind not in _NUMPY_KINDS:
+    if not isinstance(kind, str) or kind not in _NUMPY_KINDS:
         shown = kind if isinstance(kind, str) and len(kind) < 20 else type(kind).__name__
         raise reader.error(f"a NumPy dtype must be a number or bool, got {shown}. {_PLAIN_FIRST}")
     return PendingDtype(kind, swapped)

@@ -10,7 +10,7 @@
 Three levels. Memory: a dictionary. Disk: images of `elf`, one file per kernel in a folder private to the user,
 so a warm start prints no IR and never loads LLVM (0.1 ms a kernel). Compiler: some 10 ms a kernel.
 
-A disk entry is valid for one state of everything that shapes code: the sources of kernel/, templates/ and of
+A disk entry is valid for one state of everything that shapes code: the sources of kernel/, templates/, operators/ and of
 the package that `build` is from, the target, the LLVM. Entries are checksummed, appear by renaming, and belong
 to the user alone; whatever else is found under their name is ignored and rewritten. Modules of equal text
 share one file and one address. When the folder outgrows `settings.cache_bytes`, what was not used for longest
@@ -214,7 +214,7 @@ def _environment(target: Target, sources: tuple[str, ...]) -> str:
     """Digest of all that shapes code besides the key; empty if a source is not a file (an interactive session):
     then nothing is kept on disk."""
     digest = hashlib.blake2b(f"{store.FORMAT} {target.key} {_llvm_version()}".encode(), digest_size=12)
-    for source in sorted({str(_PACKAGE / "kernel"), str(_PACKAGE / "templates"), *sources}):
+    for source in sorted({str(_PACKAGE / "kernel"), str(_PACKAGE / "templates"), str(_PACKAGE / "operators"), *sources}):
         path = Path(source)
         files = sorted(path.rglob("*.py")) if path.is_dir() else [path]
         for file in files:

@@ -17,7 +17,7 @@ from flambeau.kernel.dsl import Function, Module, Value
 from flambeau.kernel.target import Target
 from flambeau.kernel.types import Type, bf16, f16, f32, f64, i8, i16, i32, i64, ptr, u8
 from flambeau.templates.gemm_pack import DEPTH_ALIGN, order_of, pack_function, transposed
-from flambeau.templates.gemm_problem import Problem, blocks_of, launch, packed_batch, round_up
+from flambeau.templates.gemm_problem import Problem, blocks_of, launch, packed_batch, plain_batch, round_up
 from flambeau.templates.launch import Lowered
 
 # Element type in memory and the type that sums are kept in. Integers wrap around, so a wider sum changes nothing.
@@ -60,6 +60,7 @@ class TileKernel:
     heights: tuple[int, ...]  # rows of the register tiles, falling; panels of A have the first
     vectors: int  # columns of the register tile in vectors; panels of B have that width
     tail_vectors: int  # the same for columns left over
+    ahead: int  # steps of depth that a plain B is fetched ahead by software, where its rows are far apart
 
     @property
     def packs_a(self) -> bool:
@@ -152,6 +153,9 @@ class Tiles:
             for u in range(count):
                 at = line if u == 0 else k.offset(line, b_along * u)
                 y = [k.load(at, b_type.vec(lanes), j * lanes, mask=masks[j]).to(self.compute) for j in range(vectors)]
+                if kind.ahead:
+                    for offset in range(0, vectors * lanes * b_type.size, 64):
+                        k.prefetch(k.offset(at, b_along * kind.ahead + offset))
                 for i in range(height):
                     x = k.splat(read(now, i, u).to(self.compute), lanes)
                     for j in range(vectors):
@@ -419,7 +423,7 @@ def lower_tiles(p: Problem, target: Target, threads: int) -> Lowered:
     block_k = max(1, blocks_of(p.k, max(64, 1536 // compute.size), DEPTH_ALIGN))
     block_m, block_n = _unit_blocks(p, height, width, threads)
     tiles_m, tiles_n = -(-p.m // block_m), -(-p.n // block_n)
-    kind = TileKernel(p.dtype, p.out_dtype, order_of(*p.a), "panels", staged, heights, vectors, 1)
+    kind = TileKernel(p.dtype, p.out_dtype, order_of(*p.a), "panels", staged, heights, vectors, 1, 0)
 
     scratch_stride = (round_up(block_m, height) + height + lanes) * round_up(min(block_k, p.k), DEPTH_ALIGN) * compute.size
     if staged:
@@ -441,6 +445,37 @@ def lower_tiles(p: Problem, target: Target, threads: int) -> Lowered:
     slots = (0, out + 1, 2, out, out + 2)  # out stands for a bias that there is not
     launches.append(launch("gemm_tiles", astuple(kind), build_tiles, slots, units, grain, (*fields, *reading)))
     return Lowered(tuple(launches), (max(64, matrices * matrix * compute.size), scratch_stride * threads))
+
+
+# Register tiles for few rows and 32 vector registers: rows -> (vectors, vectors of what is left over).
+WIDE_TILES = {1: (8, 2), 2: (8, 2), 3: (8, 2), 4: (6, 2), 5: (5, 1), 6: (4, 1), 7: (4, 1), 8: (3, 1), 9: (3, 1)}
+# and for 16.
+NARROW_TILES = {1: (6, 2), 2: (4, 1), 3: (3, 1)}
+
+
+def plain_kernel(p: Problem, target: Target) -> TileKernel:
+    """The kernel for operands used as they lie: a with a unit stride either way, b along n."""
+    few = (WIDE_TILES if register_tile(target)[0][0] == 14 else NARROW_TILES).get(p.m)
+    heights, (vectors, tail) = ((p.m,), few) if few else (register_tile(target)[0], (register_tile(target)[1], 1))
+    lanes = target.lanes(ELEMENTS[p.dtype][1])
+    if few and p.n <= tail * lanes:
+        vectors = tail
+    ahead = 8 if few and p.work >= SERIAL_WORK and p.n >= 16 * lanes else 0
+    return TileKernel(p.dtype, p.out_dtype, "row" if p.a[1] == 1 else "column", "plain", False, heights, vectors, tail, ahead)
+
+
+def lower_plain(p: Problem, target: Target, threads: int) -> Lowered:
+    """Nothing is packed: small matrices, and few rows past a long matrix along n."""
+    kind = plain_kernel(p, target)
+    height, width = kind.heights[0], kind.vectors * target.lanes(ELEMENTS[p.dtype][1])
+    block_m, block_n = _unit_blocks(p, height, width, threads)
+    tiles_m, tiles_n = -(-p.m // block_m), -(-p.n // block_n)
+    fields = (p.m, p.n, p.k, *p.a, *p.b, *p.out, *(p.bias or (0, 0)), block_m, block_n, max(p.k, 1), tiles_m, tiles_n, 0, p.flags)
+    out = p.inputs
+    units = p.matrices * tiles_m * tiles_n
+    grain = 0 if p.work < SERIAL_WORK else max(1, units // (16 * threads))
+    slots = (0, 1, 2, out, out)  # out stands for a bias that there is not, and for scratch
+    return Lowered((launch("gemm_tiles", astuple(kind), build_tiles, slots, units, grain, (*fields, *plain_batch(p))),))
 
 
 def _unit_blocks(p: Problem, height: int, width: int, threads: int) -> tuple[int, int]:

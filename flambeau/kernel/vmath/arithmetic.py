@@ -87,6 +87,12 @@ def power_of_two(k: Function, biased: Value, like: Value) -> Value:
     return (biased << MANTISSA_BITS[like.type.element.name]).bitcast(like.type)
 
 
+def split_power(k: Function, biased: Value, like: Value) -> tuple[Value, Value]:
+    """(s, t) with s t = 2**n, from n + 2 bias in the low bits: two factors reach subnormals and the last binade."""
+    half = biased.lshr(1)
+    return power_of_two(k, half, like), power_of_two(k, biased - half, like)
+
+
 # ---------------------------------------------------------------------- double words: hi + lo, |lo| <= ulp(hi) / 2
 def fast_two_sum(a: Value, b: Value) -> tuple[Value, Value]:
     """a + b exactly, where |a| >= |b| or a = 0."""

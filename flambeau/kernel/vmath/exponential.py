@@ -23,6 +23,7 @@ from flambeau.kernel.vmath.arithmetic import (
     polynomial,
     power_of_two,
     round_to_integer,
+    split_power,
 )
 
 # (exp(r) - 1 - r) / r^2 on |r| <= ln2 / 2, error relative to exp(r): 2^-28.1, 2^-57.7
@@ -51,12 +52,6 @@ LN2_F64 = (float.fromhex("0x1.62e42fefa3800p-1"), float.fromhex("0x1.ef35793c767
 # softmax is full of exp(-inf), and a product that underflows costs a microcode assist (measured 4 ns an element).
 EXP_RANGE = ((-176.0625, 89.5), (-1418.1875, 710.5))
 EXP2_RANGE = ((-254.0, 129.0), (-2046.0, 1025.0))
-
-
-def split_power(k: Function, biased: Value, like: Value) -> tuple[Value, Value]:
-    """(s, t) with s t = 2**n, from n + 2 bias in the low bits: two factors reach subnormals and the last binade."""
-    half = biased.lshr(1)
-    return power_of_two(k, half, like), power_of_two(k, biased - half, like)
 
 
 def scaled_exp(k: Function, x: Value, low: Value | None = None) -> tuple[Value, Value, Value]:

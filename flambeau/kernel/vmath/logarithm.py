@@ -140,17 +140,29 @@ def log10(k: Function, x: Value) -> Value:
 
 
 def log1p(k: Function, x: Value) -> Value:
-    """log(1 + x), right for small x: the power of two comes from the rounded 1 + x, f from x itself."""
+    """log(1 + x), right for small x."""
+    return copysign(k, log1p_words(k, x, None, None), x)
+
+
+def log1p_words(k: Function, x: Value, low: Value | None, doubled: Value | None) -> Value:
+    """log(1 + x + low), plus ln2 where `doubled`; |low| <= ulp(x).
+
+    The power of two comes from the rounded 1 + x, but f from x itself."""
     name = x.type.element.name
     shift, bias = MANTISSA_BITS[name], EXPONENT_BIAS[name]
     u = x + 1.0
     e, m = exponent_and_mantissa(k, u)
     s = power_of_two(k, 2 * bias - e, x)  # 2^-n
-    f = k.select(x > 2.0**60, m - 1.0, k.fma(x, s, s - 1.0))
+    huge = x > 2.0**60
+    f = k.select(huge, m - 1.0, k.fma(x, s, s - 1.0))
     n = from_bits(k, e | ((bias + shift) << shift)) - (2.0**shift + bias)
-    high, low = pick(x, LN2_F32, LN2_F64)
-    y = k.fma(n, high, f + k.fma(n, low, log1p_tail(k, f)))
-    return copysign(k, outside(k, u, y), x)
+    if doubled is not None:
+        n = k.select(doubled, n + 1.0, n)
+    tail = log1p_tail(k, f)
+    if low is not None:
+        tail = k.fma(k.select(huge, 0.0, low * s), k.fma(f, f - 1.0, 1.0), tail)  # / (1 + f), near enough for a part of an ulp
+    high, rest = pick(x, LN2_F32, LN2_F64)
+    return outside(k, u, k.fma(n, high, f + k.fma(n, rest, tail)))
 
 
 # ---------------------------------------------------------------------- powers

@@ -1,8 +1,9 @@
-"""Circular functions: sin cos tan.
+"""Circular functions and their inverses: sin cos tan asin acos atan atan2.
 
     y = sin(k, x)         # x f32 or f64, scalar or vector; right for every finite x
 
 sin and cos reduce to [-pi/2, pi/2], where one odd polynomial serves both and the sign is a bit of the count.
+atan and atan2 reduce to [0, tan(pi/8)] by one division whose remainder is kept; asin and acos to |x| <= 1/2 by a root.
 Constants: benchmarks/minimax.py. May not know: targets.
 """
 
@@ -10,7 +11,20 @@ from __future__ import annotations
 
 from flambeau.kernel.dsl import Function, Value
 from flambeau.kernel.types import f32, f64
-from flambeau.kernel.vmath.arithmetic import absolute, at_least, at_most, bits, fast_two_sum, from_bits, pick, polynomial, two_product
+from flambeau.kernel.vmath.arithmetic import (
+    INFINITY,
+    absolute,
+    at_least,
+    at_most,
+    bits,
+    copysign,
+    fast_two_sum,
+    from_bits,
+    pick,
+    polynomial,
+    two_product,
+    two_sum,
+)
 from flambeau.kernel.vmath.reduction import reduce
 
 # (sin(r) - r) / r^3 in r^2 on |r| <= pi / 2, error relative to sin(r): 2^-31.0, 2^-61.2
@@ -28,6 +42,22 @@ QUARTER_COS = (
     0.04166666666666659, -0.0013888888888872056, 2.4801587288144665e-05, -2.7557313954247333e-07, 2.087566776044924e-09,
     -1.135670931827998e-11,
 )
+
+# (asin(x) - x) / x^3 in x^2 on |x| <= 1/2: 2^-31.7, 2^-59.7 of x
+ASIN_F32 = (0.16666659712791443, 0.07500521093606949, 0.044513728469610214, 0.03183441981673241, 0.014338412322103977, 0.03765633702278137)
+ASIN_F64 = (
+    0.16666666666666766, 0.07499999999969324, 0.04464285717605263, 0.03038194263759837, 0.022372216984912645, 0.017351575891091518,
+    0.013981255916197276, 0.011395331911219378, 0.010800429293414994, 0.0036297323619789096, 0.021895288452645545, -0.021266910097745367,
+    0.03279751375283801,
+)
+# (atan(x) - x) / x^3 in x^2 on |x| <= tan(pi / 8): 2^-30.4, 2^-59.4 of x
+ATAN_F32 = (-0.33333316445350647, 0.19998528063297272, -0.14244379103183746, 0.10598964244127274, -0.06089220941066742)
+ATAN_F64 = (
+    -0.333333333333332, 0.19999999999953627, -0.14285714280189712, 0.11111110782734451, -0.09090897728224266, 0.07692059561236907,
+    -0.0666309533448605, 0.0584781746104191, -0.05038946162969473, 0.03805463342645987, -0.017895504560345398,
+)
+HALF_PI_F32 = (float.fromhex("0x1.921fb6p+0"), float.fromhex("-0x1.777a5cp-25"))
+HALF_PI_F64 = (float.fromhex("0x1.921fb54442d18p+0"), float.fromhex("0x1.1a62633145c07p-54"))
 
 
 def _sign_bit(x: Value) -> int:
@@ -71,3 +101,92 @@ def tan(k: Function, x: Value) -> Value:
     t = over / under
     t = t + (k.fma(-t, under, over) + (over_low - t * under_low)) / under
     return from_bits(k, bits(t) ^ (bits(x) & _sign_bit(x)))
+
+
+# ---------------------------------------------------------------------- inverses
+def _asin_near(k: Function, x: Value) -> Value:
+    """asin(x) - x for |x| <= 1/2."""
+    z = x * x
+    return x * z * polynomial(k, z, pick(x, ASIN_F32, ASIN_F64))
+
+
+def _asin_far(k: Function, a: Value) -> tuple[Value, Value]:
+    """(h, l): asin(sqrt((1 - a) / 2)) = h + l, which is acos(a) / 2; for 1/2 <= a <= 1."""
+    z = k.fma(a, -0.5, 0.5)
+    s = k.math("sqrt", z)
+    low = k.select(z > 0.0, k.fma(-s, s, z) * 0.5 / s, 0.0)
+    return s, k.fma(s * z, polynomial(k, z, pick(a, ASIN_F32, ASIN_F64)), low)
+
+
+def asin(k: Function, x: Value) -> Value:
+    """Arc sine in [-pi/2, pi/2]; NaN where |x| > 1."""
+    a = absolute(k, x)
+    high, low = _asin_far(k, a)
+    quarter, quarter_low = pick(x, HALF_PI_F32, HALF_PI_F64)
+    total, rest = fast_two_sum(k.const(x.type, quarter), high * -2.0)
+    far = total + (rest + k.fma(low, -2.0, quarter_low))
+    return copysign(k, k.select(a < 0.5, a + _asin_near(k, a), far), x)
+
+
+def acos(k: Function, x: Value) -> Value:
+    """Arc cosine in [0, pi]; NaN where |x| > 1."""
+    quarter, quarter_low = pick(x, HALF_PI_F32, HALF_PI_F64)
+    total, rest = fast_two_sum(k.const(x.type, quarter), -x)
+    near = total + (rest + (quarter_low - _asin_near(k, x)))
+    a = absolute(k, x)
+    high, low = _asin_far(k, a)
+    high, low = high * 2.0, low * 2.0
+    total, rest = fast_two_sum(k.const(x.type, 2.0 * quarter), -high)
+    negative = total + (rest + (2.0 * quarter_low - low))
+    return k.select(a < 0.5, near, k.select(x < 0.0, negative, high + low))
+
+
+def _angle(k: Function, over: Value, under: Value) -> tuple[Value, Value]:
+    """(h, l): atan(over / under) = h + l for over, under >= 0, not both 0, in a middle range."""
+    small = over <= under * 0.41421356237309503  # tan(pi / 8)
+    large = over * 0.41421356237309503 >= under
+    difference, difference_low = two_sum(over, -under)
+    total, total_low = two_sum(over, under)
+    n = k.select(small, over, k.select(large, -under, difference))
+    d = k.select(small, under, k.select(large, over, total))
+    outer = small | large
+    n_low = k.select(outer, 0.0, difference_low)
+    d_low = k.select(outer, 0.0, total_low)
+    t = n / d
+    t_low = (k.fma(-t, d, n) + k.fma(-t, d_low, n_low)) / d
+    z = t * t
+    bend = k.fma(t * z, polynomial(k, z, pick(over, ATAN_F32, ATAN_F64)), t_low)
+    half, half_low = pick(over, HALF_PI_F32, HALF_PI_F64)
+    base = k.select(small, 0.0, k.select(large, k.const(t.type, half), k.const(t.type, half / 2)))
+    base_low = k.select(small, 0.0, k.select(large, k.const(t.type, half_low), k.const(t.type, half_low / 2)))
+    high, low = fast_two_sum(base, t)
+    return high, low + (bend + base_low)
+
+
+def atan(k: Function, x: Value) -> Value:
+    """Arc tangent in [-pi/2, pi/2]."""
+    a = at_most(k, absolute(k, x), 2.0 ** pick(x, 60, 120))
+    high, low = _angle(k, a, k.const(x.type, 1.0))
+    return copysign(k, high + low, x)
+
+
+def atan2(k: Function, y: Value, x: Value) -> Value:
+    """Angle of the point (x, y) in [-pi, pi], C's cases for zeros and infinities."""
+    y, x = k.unify(y, x)
+    over, under = absolute(k, y), absolute(k, x)
+    over_infinite, under_infinite = over.eq(INFINITY), under.eq(INFINITY)
+    # an infinity stands for 1 beside 0; times 0 keeps a NaN
+    over, under = (
+        k.select(over_infinite, 1.0, k.select(under_infinite, over * 0.0, over)),
+        k.select(under_infinite, 1.0, k.select(over_infinite, under * 0.0, under)),
+    )
+    size = k.select(over > under, over, under)
+    step = pick(x, 2.0**60, 2.0**500)
+    scale = k.select(size > step, 1.0 / step, k.select(size < 1.0 / step, k.const(x.type, step), k.const(x.type, 1.0)))
+    over, under = over * scale, under * scale
+    under = k.select(size.eq(0.0), 1.0, under)
+    high, low = _angle(k, over, under)
+    half, half_low = pick(x, HALF_PI_F32, HALF_PI_F64)
+    total, rest = fast_two_sum(k.const(x.type, 2.0 * half), -high)
+    left = total + (rest + (2.0 * half_low - low))
+    return copysign(k, k.select(bits(x) < 0, left, high + low), y)

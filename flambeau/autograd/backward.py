@@ -1,0 +1,185 @@
+"""Running the tape backwards: `backward(tensors)` fills `.grad` of leaves, `grad(outputs, inputs)` returns gradients.
+
+Nodes run in reverse order of recording, each once, when everything that uses its outputs has run.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from typing import Any
+
+from flambeau.autograd import tape
+from flambeau.autograd.grad_mode import mode
+from flambeau.ir.op import REGISTRY
+
+
+def _add(a: Any, b: Any) -> Any:
+    return b if a is None else a if b is None else REGISTRY["add"](a, b)
+
+
+def run_backward(outputs: Sequence[Any], grads: Sequence[Any], inputs: Sequence[Any] | None, *, create_graph: bool = False,
+                 retain_graph: bool | None = None, accumulate: bool = False) -> list:
+    """Gradients of `inputs` (or, with `accumulate`, `.grad` of leaves) from gradients of `outputs`."""
+    saved_mode = mode.enabled
+    mode.enabled = create_graph
+    try:
+        return _run(outputs, grads, inputs, create_graph, create_graph if retain_graph is None else retain_graph, accumulate)
+    finally:
+        mode.enabled = saved_mode
+
+
+class _Pending:
+    """Gradients that have arrived, by node output, and by leaf."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[Any, list] = {}
+        self.leaves: dict[int, list] = {}
+        self.queue: list = []
+
+    def arrive(self, edge: tuple, g: Any) -> None:
+        node, at = edge
+        if node is None:
+            entry = self.leaves.setdefault(id(at), [at, None])
+            entry[1] = _add(entry[1], g)
+            return
+        slots = self.nodes.get(node)
+        if slots is None:
+            slots = self.nodes[node] = [None] * len(node.out_specs)
+            heapq.heappush(self.queue, (-node.sequence, id(node), node))
+        slots[at] = _add(slots[at], g)
+
+
+def _run(outputs, grads, inputs, create_graph, retain_graph, accumulate) -> list:
+    pending = _Pending()
+    wanted: dict[tuple, list[int]] = {}
+    results: list = [None] * len(inputs or ())
+    for i, x in enumerate(inputs or ()):
+        edge = tape.edge_of(x)
+        if edge is not None:
+            wanted.setdefault((edge[0], id(edge[1]) if edge[0] is None else edge[1]), []).append(i)
+    needed = _needed_nodes(outputs, wanted) if inputs is not None and not accumulate else None
+    for o, g in zip(outputs, grads):
+        edge = tape.edge_of(o)
+        if edge is not None:
+            pending.arrive(edge, g)
+    while pending.queue:
+        _, _, node = heapq.heappop(pending.queue)
+        slots = pending.nodes.pop(node)
+        slots = _output_hooks(node, slots)
+        for at, g in enumerate(slots):
+            for i in wanted.get((node, at), ()):
+                results[i] = g
+        if node.retained:
+            for at, ref in node.retained.items():
+                t = ref()
+                if t is not None and slots[at] is not None:
+                    t._set_grad(_add(t.grad, slots[at]))
+        if needed is not None and node not in needed:
+            continue
+        found = _through(node, slots, create_graph)
+        for edge, g in zip(node.edges, found):
+            if edge is not None and g is not None:
+                pending.arrive(edge, g)
+        if not retain_graph:
+            node.release()
+    only = {key[1] for key in wanted if key[0] is None} if inputs is not None else None
+    for leaf, g in pending.leaves.values():
+        g = _leaf_hooks(leaf, g)
+        for i in wanted.get((None, id(leaf)), ()):
+            results[i] = g
+        if accumulate and (only is None or id(leaf) in only):
+            _accumulate(leaf, g, create_graph)
+    return results
+
+
+def _needed_nodes(outputs, wanted) -> set:
+    """Nodes on a path from an output to a wanted input: others need not run."""
+    targets = {node for node, _ in wanted if node is not None}
+    leaf_ids = {at for node, at in wanted if node is None}
+    needed: dict[Any, bool] = {}
+    stack = [e[0] for e in map(tape.edge_of, outputs) if e is not None and e[0] is not None]
+    while stack:
+        node = stack[-1]
+        if node in needed:
+            stack.pop()
+            continue
+        children = [e for e in node.edges if e is not None]
+        todo = [e[0] for e in children if e[0] is not None and e[0] not in needed]
+        if todo:
+            stack.extend(todo)
+            continue
+        needed[node] = any(
+            (id(e[1]) in leaf_ids) if e[0] is None else (needed[e[0]] or e[0] in targets) for e in children)
+        stack.pop()
+    return {n for n, yes in needed.items() if yes}
+
+
+def _through(node, slots: list, create_graph: bool) -> list:
+    if node.pre_hooks:
+        for hook in list(node.pre_hooks.values()):
+            changed = hook(tuple(slots))
+            if changed is not None:
+                slots = list(changed)
+    try:
+        found = node.backward(slots, create_graph)
+    except Exception as e:
+        if node.where:
+            e.add_note(f"while running the backward of {node.name()}, called at:\n{node.where}")
+        raise
+    if node.where is not None and tape._anomaly:
+        _check_nan(node, found)
+    if node.hooks:
+        for hook in list(node.hooks.values()):
+            changed = hook(tuple(found), tuple(slots))
+            if changed is not None:
+                found = list(changed)
+    return found
+
+
+def _check_nan(node, found: list) -> None:
+    for i, g in enumerate(found):
+        if g is not None and bool(REGISTRY["any"](REGISTRY["isnan"](g)).item()):
+            raise RuntimeError(f"detect_anomaly: {node.name()} returned nan values in gradient {i}. The op was called at:\n{node.where}")
+
+
+def _output_hooks(node, slots: list) -> list:
+    """Hooks of tensors that are outputs of the node."""
+    table = node.metadata
+    if not table:
+        return slots
+    slots = list(slots)
+    for at, hooks in table.items():
+        if slots[at] is not None:
+            slots[at] = _apply_hooks(hooks, slots[at])
+    return slots
+
+
+def _leaf_hooks(leaf: Any, g: Any) -> Any:
+    hooks = leaf.__dict__.get("_backward_hooks_table")
+    return _apply_hooks(hooks, g) if hooks else g
+
+
+def _apply_hooks(hooks: dict, g: Any) -> Any:
+    for hook in list(hooks.values()):
+        changed = hook(g)
+        if changed is not None:
+            g = changed
+    return g
+
+
+def _accumulate(leaf: Any, g: Any, create_graph: bool) -> None:
+    old = leaf.grad
+    if old is None:
+        if not create_graph and (g.spec.strides != leaf.spec.strides and not g.spec.contiguous or g._view is not None):
+            g = REGISTRY["clone"](g)
+        leaf._set_grad(g if create_graph else g.detach())
+    elif create_graph or old.needs_grad:
+        leaf._set_grad(_add(old, g))
+    else:
+        leaf._set_grad(_add(old, g))
+    for hook in list((leaf.__dict__.get("_post_accumulate_hooks") or {}).values()):
+        hook(leaf)
+
+
+tape.run_backward = run_backward

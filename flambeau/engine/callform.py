@@ -1,0 +1,218 @@
+"""Call forms of an op: the public function and the in-place form, made as Python source from the declaration.
+
+The function form is the eager fast path: one dictionary look-up by the operands' specs, a block from a free list, one native call, one
+small object. Whatever does not fit (a miss, an interpreter or trace in force, a subclass with overrides, `out=`) goes to `bind`.
+
+    def mul(input, other, *, out=None):
+        if MODES or out is not None: return slow(...)
+        try: entry, spec, block, info = plans[input.spec, other.spec]
+        except (KeyError, AttributeError, TypeError): return miss(op, (input, other))
+        ...
+
+May not know: the tensor class (given by `install`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from flambeau.base.errors import message
+from flambeau.core.spec import Spec
+from flambeau.engine import eager, in_place
+from flambeau.ir.bind import MODES, bind
+from flambeau.ir.op import VIEW, Op, set_form_maker
+
+_namespace: dict[str, Any] = {}
+
+
+def install(tensor: type, storage: type, record: Callable, finish_out: Callable) -> None:
+    """The tensor layer registers its classes, the tape, and how `out=` is filled."""
+    _namespace.update(
+        Tensor=tensor, Storage=storage, record=record, new=object.__new__, MODES=MODES, miss=miss, slow=slow,
+        finish_out=finish_out,
+    )
+    set_form_maker("function", make_function)
+    set_form_maker("in_place", make_in_place)
+
+
+def slow(op: Op, args: tuple) -> Any:
+    """Any call, the long way."""
+    return bind(op, checked(op, args))
+
+
+def miss(op: Op, args: tuple) -> Any:
+    """A call whose plan the fast path did not find: run it, and leave the plan there if the fast path can use it."""
+    args = checked(op, args)
+    result = bind(op, args)
+    key = fast_key(op, args)
+    if key is not None:
+        info = eager.info_for(op, args)
+        if info.view is not None:
+            spec = info.specs[0]
+            op.plans[key] = (spec, info.view[2] * spec.dtype.itemsize, info)
+        elif info.plan is not None and info.plan.fast is not None:
+            op.plans[key] = (*info.plan.fast, info)
+    return result
+
+
+def fast_key(op: Op, args: tuple) -> Any:
+    """The key the generated code looks up, or None if it never would."""
+    parts = []
+    for p, a in zip(op.params, args):
+        if p.role in ("Tensor", "Operand", "OptionalTensor"):
+            if hasattr(a, "spec"):
+                if a.spec.is_slow:
+                    return None
+                parts.append(a.spec)
+            elif a is None or p.role == "Operand" and type(a) in (float, int):
+                parts.append(a if a is None else type(a))
+            else:
+                return None
+        elif p.role == "Tensors":
+            return None
+        elif p.role == "Scalar":
+            if a is not p.default:
+                return None
+        else:
+            try:
+                hash(a)
+            except TypeError:
+                return None
+            parts.append(a)
+    return parts[0] if len(parts) == 1 else tuple(parts)
+
+
+def checked(op: Op, args: tuple) -> tuple:
+    """Arguments with array scalars as Python numbers. Raises: TypeError naming the argument that is no tensor."""
+    values = list(args)
+    for i, (p, a) in enumerate(zip(op.params, args)):
+        if not p.is_tensor:
+            if p.role == "Scalar" and hasattr(a, "spec"):
+                values[i] = a.item()
+            continue
+        if hasattr(a, "spec") or (a is None and p.role == "OptionalTensor"):
+            continue
+        if p.role == "Tensors":
+            if isinstance(a, (list, tuple)) and all(hasattr(x, "spec") or x is None for x in a):
+                values[i] = tuple(a)
+                continue
+            raise TypeError(message(op.name, f"'{p.name}' must be a list or tuple of tensors", type(a).__name__))
+        if p.role == "Operand":
+            if isinstance(a, (bool, int, float, complex)):
+                continue
+            if hasattr(a, "item") and getattr(a, "ndim", None) == 0:  # a NumPy scalar
+                values[i] = a.item()
+                continue
+            raise TypeError(message(op.name, f"'{p.name}' must be a tensor or a number", type(a).__name__))
+        raise TypeError(message(op.name, f"'{p.name}' must be a tensor", type(a).__name__, "Make one with flambeau.tensor(...)."))
+    return tuple(values)
+
+
+# ------------------------------------------------------------------ source
+def _signature(op: Op, defaults: dict[str, Any], extra: str = "") -> str:
+    words, star = [], False
+    for p in op.params:
+        if p.keyword_only and not star:
+            words.append("*")
+            star = True
+        if p.required:
+            words.append(p.name)
+        else:
+            defaults[f"_d_{p.name}"] = p.default
+            words.append(f"{p.name}=_d_{p.name}")
+    if extra:
+        if not star:
+            words.append("*")
+        words.append(extra)
+    return ", ".join(words)
+
+
+def make_function(op: Op) -> Callable:
+    """The public function of an op."""
+    names = [p.name for p in op.params]
+    scope = dict(_namespace, op=op, plans=op.plans)
+    takes_out = op.kind != VIEW and op.tensor_positions and op.rules.takes_out
+    signature = _signature(op, scope, "out=None" if takes_out else "")
+    everything = f"({', '.join(names)}{',' if names else ''})"
+    lines = [f"def {_identifier(op.name)}({signature}):"]
+    if takes_out:
+        lines += ["    if out is not None:", f"        return finish_out(slow(op, {everything}), out, op)"]
+    if any(p.role == "Tensors" for p in op.params) or not op.tensor_positions or op.outputs != 1:
+        lines.append(f"    return slow(op, {everything})")
+    else:
+        lines += _fast_body(op, everything)
+    source = "\n".join(lines)
+    exec(compile(source, f"<flambeau op {op.name}>", "exec"), scope)
+    function = scope[_identifier(op.name)]
+    function.__doc__ = op.doc
+    function.__module__ = "flambeau"
+    function.__qualname__ = function.__name__ = op.name
+    return function
+
+
+def _identifier(name: str) -> str:
+    return name if name.isidentifier() else "_op"
+
+
+def _fast_body(op: Op, everything: str) -> list[str]:
+    keys, pointers, needs, before = [], [], [], []
+    guard = ["MODES"]
+    for p in op.params:
+        n = p.name
+        if p.role == "Tensor":
+            keys.append(f"{n}.spec")
+            pointers.append(f"{n}.ptr")
+            needs.append(f"{n}.needs_grad")
+        elif p.role == "Operand":
+            before += [f"        t_{n} = type({n})", f"        if t_{n} is float or t_{n} is int:",
+                       f"            k_{n} = t_{n}; p_{n} = {n}; g_{n} = False",
+                       "        else:", f"            k_{n} = {n}.spec; p_{n} = {n}.ptr; g_{n} = {n}.needs_grad"]
+            keys.append(f"k_{n}")
+            pointers.append(f"p_{n}")
+            needs.append(f"g_{n}")
+        elif p.role == "OptionalTensor":
+            before += [f"        if {n} is None:", f"            k_{n} = None; g_{n} = False",
+                       "        else:", f"            k_{n} = {n}.spec; g_{n} = {n}.needs_grad"]
+            keys.append(f"k_{n}")
+            pointers.append(f"*(() if {n} is None else ({n}.ptr,))")
+            needs.append(f"g_{n}")
+        elif p.role == "Scalar":
+            guard.append(f"{n} is not _d_{n}")
+        else:
+            keys.append(n)
+    key = ", ".join(keys)
+    lines = [f"    if {' or '.join(guard)}:", f"        return slow(op, {everything})", "    try:", *before]
+    lines.append(f"        {'spec, offset, info' if op.kind == VIEW else 'entry, spec, block, info'} = plans[{key}]")
+    lines += ["    except (KeyError, AttributeError, TypeError):", f"        return miss(op, {everything})"]
+    first = op.params[0].name
+    lines.append("    result = new(Tensor)")
+    if op.kind == VIEW:
+        lines += [f"    result.ptr = {first}.ptr + offset", f"    result.storage = {first}.storage",
+                  f"    result._view = ({first}, op, {everything})"]
+    else:
+        lines += ["    free = spec.free", "    try:", "        result.ptr = ptr = free.pop()", "    except IndexError:",
+                  "        result.ptr = ptr = spec.size_class.fresh()",
+                  "    result.storage = storage = new(Storage)", "    storage.ptr = ptr", "    storage.free = free", "    storage.version = 0",
+                  f"    entry({', '.join(pointers)}, ptr, block)", "    result._view = None"]
+    lines += ["    result.spec = spec", "    result.needs_grad = False", "    result.node = None",
+              f"    if {' or '.join(needs)}:", f"        record(info, {everything}, (result,))", "    return result"]
+    return lines
+
+
+def make_in_place(op: Op) -> Callable:
+    """The form `name_` that writes into its first argument."""
+    names = [p.name for p in op.params]
+    scope = dict(_namespace, op=op, run=in_place.run)
+    signature = _signature(op, scope)
+    name = _identifier(op.name) + "_"
+    source = f"def {name}({signature}):\n    return run(op, ({', '.join(names)},))\n"
+    exec(compile(source, f"<flambeau op {op.name}_>", "exec"), scope)
+    function = scope[name]
+    function.__doc__ = f"In-place form of `{op.name}`: writes into `{names[0]}` and returns it."
+    function.__module__ = "flambeau"
+    function.__qualname__ = function.__name__ = op.name + "_"
+    return function
+
+
+__all__ = ["Spec", "install", "make_function", "make_in_place"]

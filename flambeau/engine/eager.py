@@ -1,0 +1,218 @@
+"""Running one op now: find or make its plan, run it, hand the result to the tape.
+
+`process` is the bottom of the interpreter stack: record into the innermost trace if there is one, else execute. Eager is "a graph of
+one op, its plan cached by (op, specs, attributes)"; the generated call forms (`callform`) look the plan up themselves and come here on a miss.
+
+May not know: the tensor class or the tape, which register themselves with `install`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from flambeau.core.spec import NumberSpec, Spec
+from flambeau.engine.plan import Plan, make_plan
+from flambeau.ir import tracing
+from flambeau.ir.graph import Graph, infer, number_spec, specs_of
+from flambeau.ir.op import COMPOSITE, REGISTRY, VIEW, Op
+from flambeau.runtime import launch
+
+MOST_PLANS = 8192  # per op, then the older half is dropped
+
+
+class Hooks:
+    """What higher layers register."""
+
+    wrap: Callable[[Spec, int], Any]  # a tensor that owns a fresh block
+    wrap_view: Callable[..., Any]  # a tensor on another's memory
+    wrap_traced: Callable[..., Any]
+    record: Callable[..., None]  # the tape
+    address: Callable[[Any], int]
+
+
+hooks = Hooks()
+
+
+class Info:
+    """What is known about an op at one set of specs and attributes: its plan, and what the tape adds."""
+
+    __slots__ = ("op", "args", "plan", "specs", "view", "analyses", "single", "__weakref__")
+
+    def __init__(self, op: Op, args: tuple):
+        """`args` holds specs where tensors go, and number specs for run-time numbers."""
+        self.op, self.args = op, args
+        self.specs: tuple[Spec, ...] = infer(op, args_with_types(op, args))
+        self.view: tuple | None = None
+        self.plan: Plan | None = None
+        self.analyses: dict = {}
+        self.single = op.outputs == 1
+        if op.kind == VIEW:
+            self.view = op.rules.view(args[0], *args[1:])
+
+    def graph(self) -> Graph:
+        """The graph of this one op; run-time numbers are inputs too."""
+        graph = Graph()
+        args = map_specs(graph.input, self.op, self.args)
+        graph.outputs = list(graph.add(self.op, args))
+        return graph
+
+    def make_plan(self) -> Plan:
+        where = self.specs[0].device if self.specs else None
+        self.plan = make_plan(self.graph(), where)
+        return self.plan
+
+
+def args_with_types(op: Op, args: tuple) -> tuple:
+    return args
+
+
+def map_specs(function: Callable, op: Op, args: tuple) -> tuple:
+    """Bound arguments with `function` applied to every spec in them."""
+    def visit(a):
+        if isinstance(a, (Spec, NumberSpec)):
+            return function(a)
+        if type(a) is tuple:
+            return tuple(visit(x) for x in a)
+        return a
+    return tuple(visit(a) for a in args)
+
+
+def freeze(a: Any) -> Any:
+    """Attributes as hashable values: lists become tuples."""
+    if isinstance(a, (list, tuple)) and not hasattr(a, "spec"):
+        return tuple(freeze(x) for x in a)
+    return a
+
+
+def normalise(op: Op, args: tuple) -> tuple:
+    """Arguments with specs for tensors, number specs for run-time numbers, hashable attributes."""
+    values = []
+    for p, a in zip(op.params, args):
+        if p.is_tensor or p.role == "Scalar":
+            if hasattr(a, "spec"):
+                values.append(a.spec.plain())
+            elif isinstance(a, (list, tuple)):
+                values.append(tuple(x.spec.plain() if hasattr(x, "spec") else x for x in a))
+            elif p.role == "Scalar" and a == p.default and type(a) is type(p.default):
+                values.append(a)  # a default is part of the code
+            elif type(a) in (float, int) and p.role in ("Operand", "Scalar"):
+                values.append(number_spec(type(a)))
+            else:
+                values.append(a)
+        else:
+            values.append(freeze(a))
+    return tuple(values)
+
+
+def key_of(args: tuple) -> tuple:
+    """`1`, `1.0` and `True` are equal as keys: attributes count with their types."""
+    return tuple((type(a), a) if isinstance(a, (bool, int, float, complex)) else a for a in args)
+
+
+_infos: dict[Op, dict[tuple, Info]] = {}
+
+
+def info_for(op: Op, args: tuple) -> Info:
+    """The Info of bound arguments, made on a miss. Raises what the op's meta raises."""
+    normal = normalise(op, args)
+    table = _infos.setdefault(op, {})
+    key = key_of(normal)
+    try:
+        found = table.get(key)
+    except TypeError:
+        return Info(op, normal)
+    if found is None:
+        if len(table) > MOST_PLANS:
+            for old in list(table)[: MOST_PLANS // 2]:
+                table.pop(old, None)
+            op.plans.clear()
+        found = table[key] = Info(op, normal)
+    return found
+
+
+def forget_plans() -> None:
+    """Drop every plan: something all of them depend on (threads, target, default dtype) has changed."""
+    _infos.clear()
+    for op in REGISTRY.values():
+        op.plans.clear()
+        op.in_place_plans.clear()
+
+
+def process(op: Op, args: tuple) -> Any:
+    """The bottom of the stack."""
+    recorder = tracing.current()
+    if recorder is not None:
+        return trace_op(recorder, op, args)
+    info = info_for(op, args)
+    return execute(info, args)
+
+
+def inputs_of(op: Op, args: tuple) -> list:
+    """Tensors and run-time numbers of bound arguments, in the order of the graph's inputs."""
+    found = []
+    for p, a in zip(op.params, args):
+        if p.is_tensor or p.role == "Scalar":
+            if hasattr(a, "spec"):
+                found.append(a)
+            elif isinstance(a, (list, tuple)):
+                found.extend(x for x in a if hasattr(x, "spec"))
+            elif type(a) in (float, int) and p.role in ("Operand", "Scalar") and not (
+                    p.role == "Scalar" and a == p.default and type(a) is type(p.default)):
+                found.append(a)
+    return found
+
+
+def execute(info: Info, args: tuple) -> Any:
+    """Run an op on tensors now, and tape it."""
+    op = info.op
+    if info.view is not None:
+        shape, strides, offset = info.view
+        out = hooks.wrap_view(args[0], info.specs[0], offset * info.specs[0].dtype.itemsize, op, args)
+        hooks.record(info, args, (out,))
+        return out
+    inputs = inputs_of(op, args)
+    outs = run_plan(info.plan or info.make_plan(), inputs)
+    hooks.record(info, args, outs)
+    return outs[0] if info.single else outs
+
+
+def run_plan(plan: Plan, inputs: list) -> tuple:
+    """Tensors that a plan gives for tensors and numbers."""
+    address = hooks.address
+    memory = plan.run([address(x) if hasattr(x, "spec") else x for x in inputs], inputs)
+    outs: list = []
+    made: dict[int, Any] = {}
+    for position, spec, offset, is_input in plan.outputs:
+        if is_input:
+            outs.append(hooks.wrap_view(inputs[position], spec, offset, None, None))
+            continue
+        base = made.get(position)
+        if base is None:
+            base = made[position] = hooks.wrap(plan.temps[position - plan.inputs], memory[position])
+        outs.append(base if spec is base.spec and not offset else hooks.wrap_view(base, spec, offset, None, None))
+    return tuple(outs)
+
+
+def trace_op(recorder: tracing.Recorder, op: Op, args: tuple) -> Any:
+    """Record an op into a trace; the tape sees it too."""
+    values = recorder.add(op, freeze_attributes(op, args))
+    outs = tuple(hooks.wrap_traced(recorder, v) for v in values)
+    if op.kind == VIEW:
+        outs[0]._view = (args[0], op, args)
+    info = info_for(op, args)
+    hooks.record(info, args, outs)
+    return outs[0] if op.outputs == 1 else outs
+
+
+def freeze_attributes(op: Op, args: tuple) -> tuple:
+    return tuple(a if p.is_tensor and not isinstance(a, list) else tuple(a) if p.is_tensor else freeze(a) for p, a in zip(op.params, args))
+
+
+def set_num_threads(number: int) -> None:
+    """Threads that kernels are divided over. Plans are made anew."""
+    launch.set_num_threads(number)
+    forget_plans()
+
+
+__all__ = ["COMPOSITE", "Info", "execute", "forget_plans", "hooks", "info_for", "process", "run_plan", "set_num_threads", "specs_of"]

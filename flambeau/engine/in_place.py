@@ -1,0 +1,96 @@
+"""In-place forms: an op whose result is written into its first operand's memory.
+
+The graph is the op plus a conversion to the operand's dtype, with a write to the input; the scheduler stores straight into the operand
+where nobody else reads it. Operands that overlap the target otherwise are copied first; a target that overlaps itself is an error.
+May not know: the tape (a hook), the tensor class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from flambeau.core.dtype import can_cast
+from flambeau.core.layout import has_internal_overlap
+from flambeau.engine import eager
+from flambeau.engine.plan import Plan, make_plan
+from flambeau.ir import bind, tracing
+from flambeau.ir.graph import Graph
+from flambeau.ir.op import REGISTRY, Op
+
+MOST_PLANS = 4096
+
+
+class InPlaceHooks:
+    """What the tape registers."""
+
+    before: Callable[[Op, Any], None]  # may this tensor be written?
+    after: Callable[..., None]  # history of the written tensor
+    assign_traced: Callable[..., None]
+    clone: Callable[[Any], Any]
+
+
+hooks = InPlaceHooks()
+
+
+def run(op: Op, args: tuple) -> Any:
+    """`args[0]` becomes op(*args). Returns args[0]."""
+    from_number = REGISTRY["to_dtype"]
+    target = args[0]
+    if bind.stack.items or tracing.current() is not None or getattr(target, "_traced", None) is not None or target.spec.is_slow:
+        hooks.before(op, target)
+        result = op(*args)
+        check(op, target.spec, result.spec)
+        if result.spec.dtype is not target.spec.dtype:
+            result = from_number(result, target.spec.dtype)
+        hooks.assign_traced(target, result)
+        return target
+    info = eager.info_for(op, args)
+    spec = target.spec
+    check(op, spec, info.specs[0])
+    hooks.before(op, target)
+    if info.specs[0].numel:
+        inputs = [separate(x, target) if i else x for i, x in enumerate(eager.inputs_of(op, args))]
+        plan = op.in_place_plans.get(info)
+        if plan is None:
+            if len(op.in_place_plans) > MOST_PLANS:
+                op.in_place_plans.clear()
+            plan = op.in_place_plans[info] = plan_for(info, spec)
+        eager.run_plan(plan, inputs)
+    hooks.after(info, args, target)
+    return target
+
+
+def plan_for(info: eager.Info, spec) -> Plan:
+    graph = info.graph()
+    result = graph.outputs[0]
+    if result.spec.dtype is not spec.dtype:
+        result, = graph.add(REGISTRY["to_dtype"], (result, spec.dtype))
+    graph.outputs, graph.writes = [], [(graph.inputs[0], result)]
+    return make_plan(graph, spec.device)
+
+
+def separate(x: Any, target: Any) -> Any:
+    """An operand that shares memory with the target at other places, copied."""
+    if not hasattr(x, "spec") or x.storage is not target.storage or (x.ptr == target.ptr and x.spec is target.spec):
+        return x
+    low, high = target.ptr, target.ptr + target.spec.nbytes
+    if x.ptr + x.spec.nbytes <= low or x.ptr >= high:
+        return x
+    return hooks.clone(x)
+
+
+def check(op: Op, target, result) -> None:
+    """Raises: RuntimeError if the result does not fit into the target."""
+    if tuple(result.shape) != tuple(target.shape):
+        raise RuntimeError(f"{op.name}_: the result must have the target's shape {list(target.shape)}, got {list(result.shape)}. "
+                           f"An in-place op cannot grow its target: use {op.name} instead.")
+    if not can_cast(result.dtype, target.dtype):
+        raise RuntimeError(f"{op.name}_: result type {result.dtype.name} can't be cast to the target's type {target.dtype.name}. "
+                           f"Use {op.name}, or convert the target with .to().")
+    if has_internal_overlap(target.shape, target.strides):
+        raise RuntimeError(f"{op.name}_: more than one element of the target (shape {list(target.shape)}, strides {list(target.strides)}) refers "
+                           f"to a single memory location. Call .clone() first.")
+
+
+__all__ = ["Graph", "hooks", "run"]

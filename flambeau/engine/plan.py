@@ -1,0 +1,204 @@
+"""Plans: a schedule bound to kernels, run over addresses.
+
+    plan = make_plan(graph)            # decompose, schedule, compile what is missing
+    outs = plan.run([a.ptr, b.ptr])    # -> [(address, block list) ...] per output
+
+`plan.fast` is (entry, spec of the result, block address) where one kernel over the inputs in order gives one new result: then
+the eager fast path needs nothing else. May not know: tensors, autograd.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from flambeau.base.lazy import np
+from flambeau.core.device import CPU, device
+from flambeau.core.spec import Spec
+from flambeau.ir.graph import Graph
+from flambeau.kernel import cache, target
+from flambeau.passes.decompose import decompose
+from flambeau.runtime import errors, launch, sim
+from flambeau.runtime.allocator import size_class as cpu_size_class
+from flambeau.schedule.fusion import schedule
+from flambeau.schedule.steps import ERROR, Buffer, Schedule, Scratch, Shifted, Step
+
+
+def size_class(nbytes: int, where: device):
+    """The class of blocks that serves `nbytes` on a device."""
+    if where is CPU:
+        return cpu_size_class(nbytes)
+    return sim.device(where.index).default_queue.pool.size_class(nbytes)
+
+
+def prepare(spec: Spec) -> list[int]:
+    """Give a spec its free list (once) and return it."""
+    if spec.free is None:
+        spec.size_class = size_class(spec.nbytes, spec.device)
+        spec.free = spec.size_class.free
+    return spec.free
+
+
+def allocate(spec: Spec) -> int:
+    """The address of a block for `spec`; give it back with `spec.free.append`."""
+    free = spec.free if spec.free is not None else prepare(spec)
+    try:
+        return free.pop()
+    except IndexError:
+        return spec.size_class.fresh()
+
+
+class Launch:
+    """A kernel with its operands by position in the plan's memory list."""
+
+    __slots__ = ("entry", "positions", "block", "name", "may_fail", "words")
+
+    def __init__(self, entry, positions: tuple[int, ...], block, name: str, may_fail: bool):
+        self.entry, self.positions, self.name, self.may_fail = entry, positions, name, may_fail
+        self.words, self.block = block, block.address
+
+
+class Call:
+    """A library call on NumPy views of the plan's memory."""
+
+    __slots__ = ("op", "ins", "outs", "in_specs", "out_specs", "args")
+
+    def __init__(self, op, ins, outs, in_specs, out_specs, args):
+        self.op, self.ins, self.outs, self.in_specs, self.out_specs, self.args = op, ins, outs, in_specs, out_specs, args
+
+
+class Plan:
+    """See the module. `outputs` are (memory position, spec, offset in bytes, is an input's memory)."""
+
+    def __init__(self, result: Schedule, where: device):
+        self.device = where
+        self.inputs = len(result.inputs)
+        self.kernels = sum(1 for s in result.steps if s.recipe is not None)
+        position: dict[Any, int] = {}
+        for b in result.inputs:
+            position[b] = b.index
+        self.temps: list[Spec] = []
+        for b in result.temps:
+            position[b] = self.inputs + b.index
+            self.temps.append(b.spec)
+        for spec in self.temps:
+            prepare(spec)
+        self.scratch = []
+        for s in result.scratches:
+            position[s] = self.inputs + len(self.temps) + s.index
+            self.scratch.append(size_class(max(64, s.nbytes), where))
+        self.error_position = self.inputs + len(self.temps) + len(self.scratch)
+        position[ERROR] = self.error_position
+        self.shifts: list[tuple[int, int]] = []  # (position, bytes) behind everything else
+        self.may_fail = False
+
+        def place(operand: Any) -> int:
+            if isinstance(operand, Shifted):
+                self.shifts.append((position[operand.buffer], operand.offset_bytes))
+                return self.error_position + len(self.shifts)
+            return position[operand]
+
+        self.steps: list[Launch | Call] = []
+        for s in result.steps:
+            if s.recipe is None:
+                self.steps.append(Call(s.op, tuple(place(o) for o in s.operands), tuple(place(o) for o in s.outputs), s.specs,
+                                       tuple(o.spec for o in s.outputs), s.args))
+                continue
+            fails = ERROR in s.operands
+            self.may_fail |= fails
+            address = cache.address(s.recipe.name, s.recipe.parameters, s.recipe.build)
+            self.steps.append(Launch(launch.entry(address), tuple(place(o) for o in s.operands), launch.block(s.params), s.name, fails))
+        self.outputs = [(position[b], spec, offset * spec.dtype.itemsize, b.role == "input") for b, spec, offset in result.outputs]
+        kept = {p for p, *_ in self.outputs}
+        self.released = [i for i in range(len(self.temps)) if self.inputs + i not in kept]
+        self.fast = self._fast()
+
+    def _fast(self) -> tuple | None:
+        """(entry, spec, block address) if the fast path can run this plan."""
+        if self.device is not CPU or len(self.steps) != 1 or len(self.outputs) != 1 or self.shifts or self.may_fail:
+            return None
+        step = self.steps[0]
+        position, spec, offset, is_input = self.outputs[0]
+        if not isinstance(step, Launch) or is_input or offset or step.positions != tuple(range(self.inputs + 1)) or position != self.inputs:
+            return None
+        return step.entry, spec, step.block
+
+    def run(self, inputs: Sequence[int | float], keep: Any = None) -> list[int]:
+        """Run over the inputs' addresses (and numbers); returns the memory list. The caller owns the outputs' blocks."""
+        memory = list(inputs)
+        temps, scratch = self.temps, []
+        for spec in temps:
+            memory.append(allocate(spec))
+        for c in self.scratch:
+            try:
+                p = c.free.pop()
+            except IndexError:
+                p = c.fresh()
+            scratch.append(p)
+            memory.append(p)
+        if self.device is CPU:
+            block = errors.thread_block() if self.may_fail else None
+            memory.append(block.address if block is not None else 0)
+            for position, extra in self.shifts:
+                memory.append(memory[position] + extra)
+            for step in self.steps:
+                if type(step) is Launch:
+                    step.entry(*[memory[i] for i in step.positions], step.block)
+                else:
+                    run_external(step, memory)
+            if block is not None and block.words[0]:
+                self._release(memory, scratch)
+                for i in {p for p, *_ in self.outputs} - set(range(self.inputs)):
+                    temps[i - self.inputs].free.append(memory[i])
+                block.check()
+        else:
+            self._run_queued(memory, keep)
+        self._release(memory, scratch)
+        return memory
+
+    def _release(self, memory: list[int], scratch: list[int]) -> None:
+        for i in self.released:
+            self.temps[i].free.append(memory[self.inputs + i])
+        for c, p in zip(self.scratch, scratch):
+            c.free.append(p)
+
+    def _run_queued(self, memory: list[int], keep: Any) -> None:
+        """Enqueue every step; blocks freed now are reused only by work behind it in the same queue."""
+        queue = sim.device(self.device.index).default_queue
+        memory.append(queue.error_block.address)
+        for position, extra in self.shifts:
+            memory.append(memory[position] + extra)
+        for step in self.steps:
+            if type(step) is Launch:
+                queue.launch(step.entry, *[memory[i] for i in step.positions], step.block, keep=(keep, self))
+            else:
+                queue.submit(run_external, step, list(memory), keep=(keep, self))
+
+
+def array_at(address: int, spec: Spec):
+    """A NumPy view of memory, in the spec's layout (bfloat16 as uint16)."""
+    import ctypes  # here: the hot path never needs it
+
+    name = "uint16" if spec.dtype.name == "bfloat16" else spec.dtype.name
+    size = spec.dtype.itemsize
+    if spec.numel == 0:
+        return np.empty(tuple(spec.shape), name)
+    raw = (ctypes.c_char * spec.nbytes).from_address(address)
+    flat = np.frombuffer(raw, name, spec.nbytes // size)
+    return np.lib.stride_tricks.as_strided(flat, tuple(spec.shape), tuple(s * size for s in spec.strides))
+
+
+def run_external(step: Call, memory: list[int]) -> None:
+    ins = [array_at(memory[i], s) for i, s in zip(step.ins, step.in_specs)]
+    outs = [array_at(memory[i], s) for i, s in zip(step.outs, step.out_specs)]
+    step.op.rules.run(ins, outs, step.args)
+
+
+def make_plan(graph: Graph, where: device = CPU) -> Plan:
+    """Decompose, schedule and bind a graph."""
+    graph = decompose(graph)
+    result = schedule(graph, target.current(), launch.get_num_threads())
+    return Plan(result, where)
+
+
+__all__ = ["Buffer", "Plan", "Scratch", "Step", "allocate", "array_at", "make_plan", "prepare"]

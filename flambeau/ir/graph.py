@@ -1,0 +1,186 @@
+"""A graph: inputs, a flat list of nodes in order, outputs, and writes to inputs. Prints as runnable Python.
+
+    graph = Graph()
+    x = graph.input(Spec.of((3,), float32))
+    y, = graph.add(REGISTRY["neg"], (x,))
+    graph.outputs = [y]
+    print(graph)
+
+May not know: how it is scheduled or run. `verify` checks it at every boundary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from flambeau.base.errors import InternalError
+from flambeau.core.device import device
+from flambeau.core.dtype import dtype
+from flambeau.core.spec import NumberSpec, Spec
+from flambeau.ir.op import COMPOSITE, Op
+
+
+class Value:
+    """What a node gives: a tensor that has a spec and no memory yet."""
+
+    __slots__ = ("node", "index", "spec", "constant")
+
+    def __init__(self, node: Node | None, index: int, spec: Spec | NumberSpec):
+        self.node, self.index, self.spec = node, index, spec
+        self.constant: Any = None  # for an input: the tensor that was closed over, if any
+
+    def __repr__(self) -> str:
+        return f"{self.node.op.name if self.node else 'input'}[{self.index}]: {self.spec}"
+
+
+class Node:
+    """One op applied to values and attributes, in signature order."""
+
+    __slots__ = ("op", "args", "outputs", "source")
+
+    def __init__(self, op: Op, args: tuple, specs: Iterable[Spec], source: str = ""):
+        self.op, self.args, self.source = op, args, source
+        self.outputs = tuple(Value(self, i, s) for i, s in enumerate(specs))
+
+    @property
+    def inputs(self) -> list[Value]:
+        return list(values_in(self.args))
+
+    def attributes(self) -> tuple:
+        """The arguments that are not values."""
+        return tuple(a for i, a in enumerate(self.args) if i not in self.op.tensor_positions)
+
+
+def values_in(args: tuple) -> Iterable[Value]:
+    for a in args:
+        if isinstance(a, Value):
+            yield a
+        elif isinstance(a, tuple):
+            yield from values_in(a)
+
+
+def map_values(function: Callable[[Value], Any], args: tuple) -> tuple:
+    return tuple(
+        function(a) if isinstance(a, Value) else map_values(function, a) if type(a) is tuple else a for a in args
+    )
+
+
+def number_spec(kind: type) -> NumberSpec:
+    """The spec of a Python number of type `kind` (bool, int, float, complex) under the current default dtype."""
+    if kind not in _NUMBER_SPECS:
+        _NUMBER_SPECS[kind] = NumberSpec(kind)
+    return _NUMBER_SPECS[kind]
+
+
+_NUMBER_SPECS: dict[type, NumberSpec] = {}
+
+
+def specs_of(op: Op, args: tuple) -> tuple:
+    """Arguments as a meta takes them: values replaced by their specs, numbers in tensor places by number specs."""
+    found = list(map_values(lambda v: v.spec.plain(), args))
+    for i in op.scalar_positions:
+        if isinstance(found[i], (bool, int, float, complex)) and op.params[i].role == "Operand":
+            found[i] = number_spec(type(found[i]))
+    return tuple(found)
+
+
+def infer(op: Op, args: tuple) -> tuple[Spec, ...]:
+    """Specs of the outputs: the op's one shape and dtype rule."""
+    found = op.rules.meta(op, *specs_of(op, args))
+    return found if isinstance(found, tuple) else (found,)
+
+
+class Graph:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self.inputs: list[Value] = []
+        self.nodes: list[Node] = []
+        self.outputs: list[Value] = []
+        self.writes: list[tuple[Value, Value]] = []  # (input, its value afterwards)
+
+    def input(self, spec: Spec | NumberSpec) -> Value:
+        value = Value(None, len(self.inputs), spec)
+        self.inputs.append(value)
+        return value
+
+    def add(self, op: Op, args: tuple, source: str = "") -> tuple[Value, ...]:
+        """Append `op(*args)`; args hold Values where tensors go."""
+        node = Node(op, args, infer(op, args), source)
+        self.nodes.append(node)
+        return node.outputs
+
+    # ------------------------------------------------------------------ whole-graph questions
+    def results(self) -> list[Value]:
+        """Everything that must be computed: outputs and written values."""
+        return [*self.outputs, *(v for _, v in self.writes)]
+
+    def remove_dead(self) -> Graph:
+        """Drop nodes nobody needs, in place."""
+        needed = set(self.results())
+        kept = []
+        for node in reversed(self.nodes):
+            if any(o in needed for o in node.outputs):
+                kept.append(node)
+                needed.update(node.inputs)
+        self.nodes = kept[::-1]
+        return self
+
+    def verify(self) -> None:
+        """Every value is defined before use. Raises: InternalError with the graph."""
+        known = set(self.inputs)
+        for node in self.nodes:
+            for v in node.inputs:
+                if v not in known:
+                    raise InternalError(f"graph: {node.op.name} uses a value that is not defined before it.\n{self}")
+            known.update(node.outputs)
+        for v in self.results():
+            if v not in known:
+                raise InternalError(f"graph: an output is not defined.\n{self}")
+
+    # ------------------------------------------------------------------ printing
+    def names(self) -> dict[Value, str]:
+        names: dict[Value, str] = {v: f"x{i}" for i, v in enumerate(self.inputs)}
+        counts: dict[str, int] = {}
+        for node in self.nodes:
+            n = counts[node.op.name] = counts.get(node.op.name, -1) + 1
+            stem = f"{node.op.name.strip('_')}_{n}"
+            for v in node.outputs:
+                names[v] = stem if len(node.outputs) == 1 else f"{stem}_{v.index}"
+        return names
+
+    def __str__(self) -> str:
+        names = self.names()
+        lines = [f"def graph({', '.join(names[v] for v in self.inputs)}):"]
+        for v in self.inputs:
+            lines.append(f"    # {names[v]}: {v.spec}")
+        for node in self.nodes:
+            left = ", ".join(names[v] for v in node.outputs)
+            args = []
+            for p, a in zip(node.op.params, node.args):
+                text = print_argument(a, names)
+                args.append(f"{p.name}={text}" if p.keyword_only else text)
+            specs = ", ".join(str(v.spec) for v in node.outputs)
+            lines.append(f"    {left} = ops.{node.op.name}({', '.join(args)})  # {specs}")
+        for target, v in self.writes:
+            lines.append(f"    {names[target]}.copy_({names[v]})")
+        lines.append(f"    return {', '.join(names[v] for v in self.outputs)}")
+        return "\n".join(lines)
+
+
+def print_argument(a: Any, names: dict[Value, str]) -> str:
+    if isinstance(a, Value):
+        return names.get(a, "?")
+    if isinstance(a, tuple):
+        inner = ", ".join(print_argument(x, names) for x in a)
+        return f"({inner},)" if len(a) == 1 else f"({inner})"
+    if isinstance(a, (dtype, device)):
+        return repr(a) if isinstance(a, dtype) else f"flambeau.{a!r}"
+    if isinstance(a, float) and (a != a or a in (float("inf"), float("-inf"))):
+        return f"float('{a}')"
+    return repr(a)
+
+
+def is_primitive(op: Op) -> bool:
+    return op.kind != COMPOSITE

@@ -1,0 +1,267 @@
+"""Bases of declarations, one per lowering kind, with the rules that follow from the kind alone.
+
+Schedulers look at `kind` and at nothing else. May not know: any particular op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from flambeau.core.dtype import bool_, dtype, get_default_dtype, int64, promote_types, result_type
+from flambeau.core.layout import broadcast_shapes, canonical_dims
+from flambeau.core.spec import NumberSpec, Spec
+from flambeau.ir.op import (
+    COMPOSITE,
+    EXTERNAL,
+    INDEXING,
+    POINTWISE,
+    REDUCTION,
+    TEMPLATE,
+    VIEW,
+    Refused,
+)
+
+NOT_DIFFERENTIABLE = Refused("its result is piecewise constant or not a number")
+LINEAR = "linear"  # jvp: the op itself applied to the tangents
+DERIVED = "derived"  # jvp: by transposing the vjp; batch: by the kind's own rule or by decomposition
+
+
+class Declaration:
+    """What every declaration may say. Rules are plain functions: no self."""
+
+    kind = ""
+    name: str | None = None
+    functions: Sequence[str] | None = None  # public function names; default: the op's own
+    methods: Sequence[str] | None = None  # Tensor method names; default: the op's own
+    in_place = False  # whether `name_` exists
+    takes_out = True  # whether the function takes out=
+    no_gradient: Sequence[int] = ()  # outputs that carry no gradient although they are floats
+    outputs = 1
+    signature: Callable | None = None
+    meta: Callable | None = None
+    vjp: Any = None
+    jvp: Any = DERIVED
+    batch: Any = DERIVED
+    reference: Any = None
+    samples: Any = None
+    required: Sequence[str] = ("signature", "meta", "vjp", "reference", "samples")
+
+
+# ------------------------------------------------------------------ pointwise
+def _same(d: dtype) -> dtype:
+    return d
+
+
+def to_float(d: dtype) -> dtype:
+    """Integers become the default floating type."""
+    return get_default_dtype() if d.is_integral else d
+
+
+def to_real(d: dtype) -> dtype:
+    return d.to_real()
+
+
+class Promotion:
+    """How operand types combine: `compute` is what operands convert to, `result` what comes out."""
+
+    def __init__(self, compute: Callable[[dtype], dtype] = _same, result: Callable[[dtype], dtype] | None = None):
+        self.compute, self.result = compute, result
+
+    def __call__(self, common: dtype) -> tuple[dtype, dtype]:
+        compute = self.compute(common)
+        return compute, (self.result(compute) if self.result else compute)
+
+
+KEEP = Promotion()
+FLOAT = Promotion(to_float)
+COMPARE = Promotion(result=lambda d: bool_)
+LOGICAL = Promotion(result=lambda d: bool_)
+FLOAT_TO_BOOL = Promotion(result=lambda d: bool_)
+
+
+def operand_entry(x: Any) -> tuple[dtype, int, bool]:
+    if isinstance(x, NumberSpec):
+        return x.dtype, 0, True
+    return x.dtype, x.ndim, False
+
+
+def dense_strides_like(shape: Sequence[int], operands: Sequence[Spec]) -> tuple[int, ...] | None:
+    """Strides for a result that keeps the memory order its full-shape operands share (channels last, transposed …);
+    None: contiguous."""
+    full = [s for s in operands if tuple(s.shape) == tuple(shape) and s.ndim > 1]
+    if not full or any(s.contiguous for s in full):
+        return None
+    strides = full[0].strides
+    if any(s.strides != strides for s in full[1:]):
+        return None
+    order = sorted(range(len(shape)), key=lambda i: (-strides[i], i))
+    result, step = [0] * len(shape), 1
+    for i in reversed(order):
+        if strides[i] == 0 and shape[i] != 1:
+            return None
+        result[i] = step
+        step *= max(1, shape[i])
+    return tuple(result)
+
+
+class Pointwise(Declaration):
+    """Each output element from the operands' elements at the same (broadcast) index.
+
+    `lower(k, *values, **attributes)` emits one element in compute types. `promotion` says how types combine;
+    `types(dtypes, args)` may replace it and returns (operand types, result type).
+    """
+
+    kind = POINTWISE
+    required = ("signature", "meta", "lower", "vjp", "reference", "samples")
+    promotion: Promotion = KEEP
+    types: Callable | None = None
+    lower: Callable | None = None
+    expensive = False  # worth keeping rather than computing twice
+    positional = False  # lower takes, last, the element's linear index (int64)
+    domain = (-3.0, 3.0)  # samples are drawn from here
+    in_place = True
+
+    def meta(op, *args):
+        """Broadcast shape and promoted type; layout follows the operands."""
+        operands = pointwise_operands(op, args)
+        shape = broadcast_shapes(op.name, *(s.shape for s in operands))
+        result = pointwise_types(op, args)[1]
+        tensors = [s for s in operands if isinstance(s, Spec)]
+        where = common_device(op.name, tensors)
+        strides = dense_strides_like(shape, tensors)
+        if strides is not None:
+            return Spec.get(shape, strides, result, where)
+        return Spec.of(shape, result, where)
+
+
+def pointwise_operands(op, args) -> list:
+    """Specs of the operands that take part in broadcasting: tensors and run-time numbers."""
+    return [args[i] for i, p in enumerate(op.params) if (p.is_tensor or p.role == "Scalar") and hasattr(args[i], "dtype")]
+
+
+def pointwise_types(op, args) -> tuple[tuple[dtype, ...], dtype]:
+    """(types operands convert to, result type)."""
+    operands = pointwise_operands(op, args)
+    if op.rules.types is not None:
+        return op.rules.types(operands, args)
+    common = result_type([operand_entry(s) for s, p in zip(operands, _operand_params(op, args)) if p.role != "Scalar"])
+    compute, result = op.rules.promotion(common)
+    return (compute,) * len(operands), result
+
+
+def _operand_params(op, args) -> list:
+    return [p for i, p in enumerate(op.params) if (p.is_tensor or p.role == "Scalar") and hasattr(args[i], "dtype")]
+
+
+def common_device(name: str, tensors: Sequence[Spec]):
+    """The operands' device. 0-dim CPU tensors may join any. Raises: RuntimeError naming both devices."""
+    where = None
+    for s in tensors:
+        if where is None or (where is not s.device and where_rank(where, tensors)):
+            where = s.device
+        elif s.device is not where and s.ndim:
+            raise RuntimeError(f"{name}: tensors must be on one device, got {where} and {s.device}. Move one with .to(device).")
+    if where is None:
+        from_default = Spec.of((), int64)
+        return from_default.device
+    return where
+
+
+def where_rank(where, tensors) -> bool:
+    """Whether only 0-dim tensors live on `where` so far."""
+    return all(s.ndim == 0 for s in tensors if s.device is where) and any(s.ndim for s in tensors)
+
+
+# ------------------------------------------------------------------ reduction
+class Reduction(Declaration):
+    """Combines elements along dims. Parameters: input, dim, keepdim (and more, static).
+
+    identity(type) -> number; combine(k, a, b) -> value; optional map(k, x) before and finish(k, acc, count) after.
+    `accumulate(dtype) -> dtype` is the type it runs in, `result(dtype, attrs) -> dtype` what it returns.
+    """
+
+    kind = REDUCTION
+    required = ("signature", "meta", "combine", "identity", "vjp", "reference", "samples")
+    combine: Callable | None = None
+    identity: Callable | None = None
+    map: Callable | None = None
+    finish: Callable | None = None
+    with_index = False  # accumulates (value, index)
+    empty_error: str | None = None
+
+    def accumulate(d: dtype) -> dtype:
+        return d
+
+    def result(d: dtype, attributes: tuple) -> dtype:
+        return d
+
+    def meta(op, input, dim=None, keepdim=False, *attributes):
+        dims = canonical_dims(op.name, dim, input.ndim)
+        if op.rules.empty_error and any(input.shape[d] == 0 for d in dims):
+            raise IndexError(f"{op.name}: {op.rules.empty_error}, got shape {list(input.shape)}, dim={dim}.")
+        shape = reduced_shape(input.shape, dims, keepdim)
+        return Spec.of(shape, op.rules.result(input.dtype, attributes), input.device)
+
+
+def reduced_shape(shape: Sequence[int], dims: Sequence[int], keepdim: bool) -> tuple[int, ...]:
+    return tuple(1 if i in dims else n for i, n in enumerate(shape) if keepdim or i not in dims)
+
+
+def sum_type(d: dtype) -> dtype:
+    """What sums of a type are kept in: integers and bool in int64."""
+    return int64 if d.is_integral else d
+
+
+# ------------------------------------------------------------------ the others
+class View(Declaration):
+    """The same memory read with another shape, strides and offset.
+
+    view(spec, *attributes) -> (shape, strides, offset in elements), or raises. The meta follows.
+    """
+
+    kind = VIEW
+    required = ("signature", "view", "vjp", "reference", "samples")
+    view: Callable | None = None
+
+    def meta(op, input, *attributes):
+        shape, strides, _ = op.rules.view(input, *attributes)
+        return Spec.get(shape, strides, input.dtype, input.device)
+
+
+class Indexing(Declaration):
+    """Reads or writes at positions that other tensors name. `access(op, *specs_and_attributes)` describes it."""
+
+    kind = INDEXING
+    required = ("signature", "meta", "access", "vjp", "reference", "samples")
+    access: Callable | None = None
+    memory_operands = 1  # how many leading tensor operands must be in memory (they are read by address)
+    multi_launch = False
+
+
+class Template(Declaration):
+    """Lowered by a hand-written kernel family: `lower(op, *specs_and_attributes)` -> templates.launch.Lowered."""
+
+    kind = TEMPLATE
+    required = ("signature", "meta", "lower", "vjp", "reference", "samples")
+    lower: Callable | None = None
+
+
+class External(Declaration):
+    """Runs in a library (LAPACK …) on the host: `run(arrays, outputs, attributes)` fills NumPy views of the outputs."""
+
+    kind = EXTERNAL
+    required = ("signature", "meta", "run", "vjp", "reference", "samples")
+    run: Callable | None = None
+
+
+class Composite(Declaration):
+    """A body over other ops; every rule follows by decomposition unless given."""
+
+    kind = COMPOSITE
+    required = ("signature", "body", "reference", "samples")
+    body: Callable | None = None
+    vjp = DERIVED
+
+
+__all__ = [n for n in dir() if not n.startswith("_")] + ["promote_types"]

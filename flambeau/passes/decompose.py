@@ -1,0 +1,59 @@
+"""Composites replaced by their bodies until only primitives are left."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flambeau.core.spec import NumberSpec
+from flambeau.ir.graph import Graph, Node, Value, map_values
+from flambeau.ir.op import COMPOSITE
+from flambeau.ir.tracing import trace
+
+
+def decompose(graph: Graph) -> Graph:
+    """A graph of primitives that computes the same; the input graph is left as it is."""
+    if all(n.op.kind != COMPOSITE for n in graph.nodes):
+        return graph.remove_dead()
+    result = Graph()
+    env: dict[Value, Value] = {}
+    for v in graph.inputs:
+        env[v] = result.input(v.spec)
+        env[v].constant = v.constant
+    for node in graph.remove_dead().nodes:
+        _inline(node, env, result)
+    result.outputs = [env[v] for v in graph.outputs]
+    result.writes = [(env[t], env[v]) for t, v in graph.writes]
+    return result.remove_dead()
+
+
+def _inline(node: Node, env: dict[Value, Any], result: Graph) -> None:
+    args = map_values(lambda v: env[v], node.args)
+    if node.op.kind != COMPOSITE:
+        for old, new in zip(node.outputs, result.add(node.op, args, node.source)):
+            env[old] = new
+        return
+    body, outs = body_graph(node.op, args)
+    inner: dict[Value, Value] = dict(zip(body.inputs, _values(args)))
+    for n in body.nodes:
+        _inline(n, inner, result)
+    flat = outs if isinstance(outs, tuple) else (outs,)
+    for old, new in zip(node.outputs, flat):
+        env[old] = inner[new]
+
+
+def _values(args: tuple) -> list[Value]:
+    found: list[Value] = []
+    map_values(found.append, args)
+    return found
+
+
+def body_graph(op, args: tuple) -> tuple[Graph, Any]:
+    """The body of a composite, traced one level deep for arguments that hold Values."""
+    values = _values(args)
+    specs = [v.spec if isinstance(v.spec, NumberSpec) else v.spec.plain() for v in values]
+
+    def run(*stand_ins):
+        it = iter(stand_ins)
+        return op.rules.body(*map_values(lambda v: next(it), args))
+
+    return trace(run, specs)

@@ -1,0 +1,284 @@
+"""Building one loop nest: accesses by stride over a group's domain, then dims ordered, merged and given block positions.
+
+    b = NestBuilder((rows, cols), reduced={1})
+    x = b.load(buffer, "float32", strides=(cols, 1))
+    ...
+    recipe, operands, params = b.finish(target)
+
+May not know: graphs and fusion decisions (`fusion`), or what ops mean.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from flambeau.core.dtype import BY_NAME
+from flambeau.ir.op import REGISTRY
+from flambeau.runtime.errors import op_id
+from flambeau.templates.launch import Recipe
+from flambeau.templates.loop_nest import build_loop_nest
+from flambeau.templates.loop_program import (
+    FIRST_SIZE,
+    Apply,
+    Constant,
+    Iota,
+    Keep,
+    Load,
+    LoopNest,
+    Part,
+    Reduce,
+    Ref,
+    Scalar,
+    Store,
+)
+
+CHUNK_ELEMENTS = 8192  # one unit of a long vector dim
+GRAIN_ELEMENTS = 32768  # below about this much work a second thread costs more than it brings
+GRAIN_EXPENSIVE = 8192  # the same for transcendental functions
+SPLIT_ELEMENTS = 32768  # a reduction of everything longer than this is done in pieces
+PIECE_ELEMENTS = 16384  # of this size: fixed, so that the order of summation is
+STREAMING_BYTES = 8 << 20  # outputs from here on bypass the cache
+
+
+class Access:
+    """Steps in elements over the domain dims, and a constant offset."""
+
+    __slots__ = ("strides", "offset")
+
+    def __init__(self, strides: Sequence[int], offset: int = 0):
+        self.strides, self.offset = tuple(strides), offset
+
+
+class NestBuilder:
+    """Collects the instructions of one group over `sizes`; `reduced` dims are combined."""
+
+    def __init__(self, sizes: Sequence[int], reduced: Sequence[int] = ()):
+        self.sizes = list(sizes)
+        self.reduced = set(reduced)
+        self.instructions: list[Any] = []  # templates' nodes with Access objects in place of block positions
+        self.operands: list[Any] = []  # what each slot holds
+        self.expensive = False
+        self.element_bytes: set[int] = set()
+        self.split = False
+
+    # ------------------------------------------------------------------ slots and instructions
+    def slot(self, operand: Any) -> int:
+        """The slot of an operand (a buffer or number), given on first use."""
+        for i, known in enumerate(self.operands):
+            if known is operand:
+                return i
+        self.operands.append(operand)
+        return len(self.operands) - 1
+
+    def _add(self, *instruction) -> Ref:
+        self.instructions.append(instruction)
+        return Ref(len(self.instructions) - 1)
+
+    def load(self, operand: Any, dtype: str, access: Access, indices: Sequence[tuple[Ref, int, int, int]] = (), error: Any = None,
+             op: str = "") -> Ref:
+        """Element at `access`, moved by each (index value, size, stride, dim number)."""
+        self.element_bytes.add(BY_NAME[dtype].itemsize)
+        error_slot = self.slot(error) if indices else -1
+        return self._add(Load, self.slot(operand), dtype, access, tuple(indices), error_slot, op)
+
+    def iota(self, access: Access) -> Ref:
+        return self._add(Iota, access)
+
+    def constant(self, value: Any, dtype: str) -> Ref:
+        return self._add(Constant, value, dtype)
+
+    def scalar(self, operand: Any, kind: str) -> Ref:
+        return self._add(Scalar, self.slot(operand), kind)
+
+    def apply(self, op: str, args: tuple, compute: Sequence[str], dtype: str) -> Ref:
+        self.expensive |= REGISTRY[op].rules.expensive
+        self.element_bytes.add(BY_NAME[dtype].itemsize)
+        return self._add(Apply, op, args, tuple(compute), dtype)
+
+    def reduce(self, op: str, arg: Ref, attributes: tuple, compute: str, dtypes: Sequence[str], over: str, count: int, index: Access | None) -> Ref:
+        self.element_bytes.add(BY_NAME[compute].itemsize)
+        return self._add(Reduce, op, arg, attributes, compute, tuple(dtypes), over, count, index)
+
+    def part(self, reduce: Ref, index: int) -> Ref:
+        return self._add(Part, reduce, index)
+
+    def store(self, operand: Any, dtype: str, access: Access, value: Ref) -> None:
+        self._add(Store, self.slot(operand), dtype, access, value)
+
+    def keep(self, operand: Any, value: Ref) -> None:
+        self._add(Keep, self.slot(operand), value)
+
+    # ------------------------------------------------------------------ dims
+    def _accesses(self) -> list[Access]:
+        return [x for ins in self.instructions for x in ins if isinstance(x, Access)]
+
+    def _main_access(self) -> Access | None:
+        """The access that should run along memory: of a map its store, of a reduction its widest load."""
+        kind = Load if self.reduced else Store
+        found = [(math.prod(n for n, s in zip(self.sizes, x.strides) if s), -i, x)
+                 for i, ins in enumerate(self.instructions) if ins[0] is kind for x in ins if isinstance(x, Access)]
+        return max(found)[2] if found else None
+
+    def _ordered_dims(self) -> tuple[list[list[int]], list[list[int]]]:
+        """(outer, inner) dims, each a list of merged original dims from slow to fast."""
+        main = self._main_access()
+        live = [d for d in range(len(self.sizes)) if self.sizes[d] != 1]
+
+        def order(dims):
+            if main is None:
+                return dims
+            return sorted(dims, key=lambda d: (-abs(main.strides[d]) if main.strides[d] else -(1 << 62), d))
+
+        accesses = self._accesses()
+
+        def merge(dims):
+            groups: list[list[int]] = []
+            for d in dims:
+                if groups:
+                    p = groups[-1][-1]
+                    if all(x.strides[p] == x.strides[d] * self.sizes[d] for x in accesses):
+                        groups[-1].append(d)
+                        continue
+                groups.append([d])
+            return groups
+
+        outer = merge(order([d for d in live if d not in self.reduced]))
+        inner = merge(order([d for d in live if d in self.reduced]))
+        return outer, inner
+
+    def _size(self, group: list[int]) -> int:
+        return math.prod(self.sizes[d] for d in group)
+
+    # ------------------------------------------------------------------ the nest
+    def finish(self, target, threads: int) -> tuple[Recipe, list[Any], tuple[int, ...]]:
+        """(recipe, operands by slot, parameter block). Dims of size 1 are dropped, dims that run together are merged."""
+        outer, inner = self._ordered_dims()
+        is_map = not self.reduced
+        vector, chunked = "inner", False
+        if is_map:
+            inner, outer = ([outer[-1]], outer[:-1]) if outer else ([[]], [])
+            chunked = not outer or self._size(inner[0]) > CHUNK_ELEMENTS
+        elif self.split:
+            outer, inner = outer + inner[:-1], (inner[-1:] or [[]])
+            chunked = True
+        else:
+            vector = self._reduction_direction(outer, inner)
+            inner = inner or [[]]
+            chunked = vector == "outer"
+        lanes = max(4, target.vector_bytes // (8 if self.element_bytes and min(self.element_bytes) >= 8 else 4))
+        groups = outer + inner
+        vector_group = len(outer) - 1 if vector == "outer" else len(groups) - 1
+        unroll = self._unroll(vector, is_map, self._size(groups[vector_group]), lanes)
+        params, sizes = [0, 0, 0], [self._size(g) for g in groups]
+        params += sizes
+        program = self._with_positions(groups, vector_group, params)
+        inner_elements = math.prod(sizes[len(outer):])
+        units = math.prod(sizes[:len(outer)])
+        work = inner_elements
+        if chunked:
+            length = sizes[vector_group]
+            chunk = self._chunk(vector, length, lanes, inner_elements, threads, units)
+            pieces = -(-length // chunk)
+            params[2] = chunk
+            if vector == "outer":
+                units = units // max(1, length) * pieces if length else 0
+                work = chunk * inner_elements
+            else:
+                units *= pieces
+                work = min(chunk, length)
+        if 0 in sizes[:len(outer)] or (is_map and 0 in sizes):
+            units = 0
+        grain = max(1, (GRAIN_EXPENSIVE if self.expensive else GRAIN_ELEMENTS) // max(1, work))
+        params[0], params[1] = units, grain
+        nest = LoopNest(len(outer), len(inner), vector, chunked, lanes, len(self.operands), unroll, tuple(program),
+                        self._partial_slot())
+        return Recipe("loop_nest", (nest,), build_loop_nest), self.operands, tuple(params)
+
+    def _partial_slot(self) -> int:
+        for i, operand in enumerate(self.operands):
+            if getattr(operand, "is_partial", False):
+                return i
+        return -1
+
+    def _reduction_direction(self, outer: list, inner: list) -> str:
+        """Lanes along a kept dim where memory runs along it and it is wide enough."""
+        main = self._main_access()
+        if main is None or not outer or any(ins[0] is Reduce and ins[6] != "inner" for ins in self.instructions):
+            return "inner"
+        inner_step = min((abs(main.strides[g[-1]]) for g in inner if main.strides[g[-1]]), default=0)
+        outer_step = abs(main.strides[outer[-1][-1]])
+        wide = self._size(outer[-1])
+        if outer_step and (not inner_step or outer_step < inner_step) and wide >= 8:
+            return "outer"
+        return "inner"
+
+    def _unroll(self, vector: str, is_map: bool, length: int, lanes: int) -> int:
+        if vector == "outer":
+            return 4 if length >= 4 * lanes and len(self.instructions) < 24 and not self.expensive else 1
+        if self.expensive or len(self.instructions) > 16:
+            return 1
+        return 2 if is_map else 4
+
+    def _chunk(self, vector: str, length: int, lanes: int, inner_elements: int, threads: int, units: int) -> int:
+        if vector == "outer":
+            return lanes * 4 if length > lanes * 4 else max(1, -(-length // lanes) * lanes)
+        return PIECE_ELEMENTS if self.split else CHUNK_ELEMENTS
+
+    def _with_positions(self, groups: list[list[int]], vector_group: int, params: list[int]) -> list[Any]:
+        """Instructions with accesses as block positions, appended to `params` as they are met."""
+
+        def positions(x: Access) -> tuple[int, ...]:
+            found = []
+            for g, dims in enumerate(groups):
+                step = x.strides[dims[-1]] if dims else 0
+                if step == 0:
+                    found.append(0)
+                elif step == 1 and g == vector_group:
+                    found.append(1)
+                else:
+                    params.append(step)
+                    found.append(len(params) - 1)
+            if x.offset:
+                params.append(x.offset)
+            found.append(len(params) - 1 if x.offset else 0)
+            return tuple(found)
+
+        def number(value: int) -> int:
+            params.append(value)
+            return len(params) - 1
+
+        program = []
+        for kind, *fields in self.instructions:
+            if kind is Load:
+                slot, dtype, access, indices, error, op = fields
+                where = positions(access)
+                moves = tuple((r, number(size), number(stride), number(dim)) for r, size, stride, dim in indices)
+                program.append(Load(slot, dtype, where, moves, error, number(op_id(op)) if indices else 0))
+            elif kind is Reduce:
+                op, arg, attributes, compute, dtypes, over, count, index = fields
+                where = positions(index) if index is not None else ()
+                program.append(Reduce(op, arg, attributes, compute, dtypes, where, over, number(count)))
+            elif kind is Store:
+                slot, dtype, access, value = fields
+                where = positions(access)
+                program.append(Store(slot, dtype, where, value, self._streams(dtype, access, where, groups, vector_group)))
+            elif kind is Iota:
+                program.append(Iota(positions(fields[0])))
+            else:
+                program.append(kind(*fields))
+        return program
+
+    def _streams(self, dtype: str, access: Access, where, groups, vector_group) -> bool:
+        """Whether a store is large and aligned enough to go past the cache."""
+        size = BY_NAME[dtype].itemsize
+        if BY_NAME[dtype].kind == "c" or where[vector_group] != 1 or access.offset or size not in (4, 8):
+            return False
+        row = self._size(groups[vector_group])
+        total = math.prod(self.sizes[d] for d in range(len(self.sizes)) if access.strides[d]) * size
+        steps = [access.strides[g[-1]] for i, g in enumerate(groups) if g and i != vector_group]
+        return total >= STREAMING_BYTES and (len(groups) == 1 or row % 16 == 0) and all(s % 16 == 0 for s in steps)
+
+
+__all__ = ["FIRST_SIZE", "Access", "NestBuilder"]

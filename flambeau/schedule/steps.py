@@ -1,0 +1,102 @@
+"""What scheduling gives: buffers and steps over them, ready for the engine to bind to memory.
+
+May not know: addresses, threads, tensors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from flambeau.core.spec import NumberSpec, Spec
+from flambeau.templates.launch import Recipe
+
+
+class Buffer:
+    """A piece of memory of the plan: an input (memory given at run time), an output or a temporary."""
+
+    __slots__ = ("spec", "role", "index")
+
+    def __init__(self, spec: Spec | NumberSpec, role: str, index: int):
+        self.spec, self.role, self.index = spec, role, index
+
+    def at(self, offset_bytes: int) -> Any:
+        return self if offset_bytes == 0 else Shifted(self, offset_bytes)
+
+    def __repr__(self) -> str:
+        return f"<{self.role} {self.index}: {self.spec}>"
+
+
+class Scratch:
+    """Memory that one step uses and nobody reads afterwards."""
+
+    __slots__ = ("nbytes", "index", "is_partial")
+    role = "scratch"
+
+    def __init__(self, nbytes: int, index: int):
+        self.nbytes, self.index, self.is_partial = nbytes, index, False
+
+
+@dataclass(frozen=True)
+class Shifted:
+    """A buffer from a byte offset on."""
+
+    buffer: Buffer
+    offset_bytes: int
+
+
+class _Error:
+    """The slot that takes the address of the error block."""
+
+    role = "error"
+
+    def __repr__(self) -> str:
+        return "<error block>"
+
+
+ERROR = _Error()
+
+
+@dataclass
+class Step:
+    """One kernel launch, or one call of a library."""
+
+    recipe: Recipe | None
+    operands: tuple
+    params: tuple[int, ...]
+    name: str
+    op: Any = None
+    specs: tuple = ()
+    outputs: tuple = ()
+    args: tuple = ()
+
+    @classmethod
+    def kernel(cls, recipe: Recipe, operands: tuple, params: tuple[int, ...], name: str) -> Step:
+        return cls(recipe, operands, params, name)
+
+    @classmethod
+    def external(cls, op: Any, operands: tuple, specs: tuple, outputs: tuple, args: tuple) -> Step:
+        return cls(None, operands, (), op.name, op, specs, outputs, args)
+
+
+class Schedule:
+    """Steps in order; outputs as (buffer, layout, offset in elements)."""
+
+    def __init__(self) -> None:
+        self.inputs: list[Buffer] = []
+        self.temps: list[Buffer] = []
+        self.scratches: list[Scratch] = []
+        self.steps: list[Step] = []
+        self.outputs: list[tuple[Buffer, Spec, int]] = []
+
+    def add_input(self, spec: Spec | NumberSpec) -> Buffer:
+        self.inputs.append(Buffer(spec, "input", len(self.inputs)))
+        return self.inputs[-1]
+
+    def add_temp(self, spec: Spec) -> Buffer:
+        self.temps.append(Buffer(spec.plain(), "temp", len(self.temps)))
+        return self.temps[-1]
+
+    def add_scratch(self, nbytes: int) -> Scratch:
+        self.scratches.append(Scratch(nbytes, len(self.scratches)))
+        return self.scratches[-1]

@@ -1,0 +1,764 @@
+"""Loop nests: the one kernel family behind pointwise ops, reductions, indexing and everything fused from them.
+
+A `LoopNest` is a hashable program over a domain of loops. Outer dims are spread over units (and so over threads); inner dims run
+inside a unit. Lanes run along the last inner dim (`vector="inner"`: maps, and rows reduced along memory), or along the last outer
+dim (`vector="outer"`: columns reduced across memory). Sizes and strides come from the parameter block, so one kernel
+serves every size of a layout class.
+
+Levels of a value: `full` depends on the inner dims, `row` does not, `final` is what is left after reducing over all units. Values
+computed per row are hoisted out of the inner loops. Reductions divide a unit into stages: stage s may use what stages
+before it reduced.
+
+Order of summation: lanes and accumulators are fixed by the nest and the target, units are combined in order by whoever finishes last,
+so results do not depend on the number of threads.
+
+May not know: graphs, fusion decisions. It asks the registry for an op's `lower` and `combine`, for any op alike.
+Entry: `build_loop_nest(target, nest)`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flambeau.core.dtype import BY_NAME, dtype
+from flambeau.ir.op import REGISTRY
+from flambeau.kernel import types as t
+from flambeau.kernel.complexes import Complex, complex_const
+from flambeau.kernel.dsl import Function, Module, Value
+from flambeau.kernel.types import Type, i64, ptr
+from flambeau.runtime.errors import INDEX, emit_report
+from flambeau.templates.loop_program import (
+    CHUNK,
+    COUNTER_SLOT,
+    FIRST_SIZE,
+    MEMORY,
+    REGISTER,
+    TOTAL,
+    Apply,
+    Constant,
+    Iota,
+    Keep,
+    Load,
+    LoopNest,
+    Part,
+    Reduce,
+    Ref,
+    Scalar,
+    Store,
+)
+
+def build_loop_nest(target, nest: LoopNest) -> Module:
+    """The kernel of a nest, for a target."""
+    return _Emitter(nest, Module(vector_bits=max(256, target.vector_bytes * 8))).build()
+
+
+class _Emitter:
+    def __init__(self, nest: LoopNest, module: Module):
+        self.nest, self.module = nest, module
+        self.k: Function = module.function("kernel", [("slots", ptr), ("begin", i64), ("end", i64), ("tid", i64)])
+        self.slots, self.begin, self.end, self.tid = self.k.args
+        self.program = nest.program
+        self.level: list[str] = []
+        self.stage: list[int] = []
+        self._classify()
+
+    # ------------------------------------------------------------------ levels and stages
+    def _refs(self, node: Any) -> list[int]:
+        match node:
+            case Load():
+                return [r.index for r, *_ in node.indices]
+            case Apply():
+                return [a.index for a in node.args if isinstance(a, Ref)]
+            case Reduce():
+                return [node.arg.index]
+            case Part():
+                return [node.reduce.index]
+            case Store() | Keep():
+                return [node.value.index]
+        return []
+
+    def _classify(self) -> None:
+        order = {"row": 0, "full": 1}
+        inner = range(self.nest.outer, self.nest.dims)
+        for node in self.program:
+            refs = self._refs(node)
+            stage = max((self.stage[r] for r in refs), default=0)
+            levels = [self.level[r] for r in refs]
+            level = "final" if "final" in levels else max(levels, key=order.get, default="row")
+            if isinstance(node, (Load, Iota, Store)) and any(node.access[d] for d in inner):
+                level = "full"
+            if isinstance(node, Reduce):
+                level, stage = ("row" if node.over == "inner" else "final"), stage + (node.over != "units")
+            self.level.append(level)
+            self.stage.append(stage)
+        self.stages = max(self.stage, default=0)
+        self.kept: dict[int, Keep] = {n.value.index: n for n in self.program if isinstance(n, Keep)}
+
+    # ------------------------------------------------------------------ frame
+    def build(self) -> Module:
+        k, nest = self.k, self.nest
+        self.block = k.load(self.slots, ptr, nest.slots)
+        self.pointers = {s: k.load(self.slots, ptr, s) for s in self._pointer_slots()}
+        self.scalars = {
+            i: k.load(self.slots, t.f64 if n.kind == "f" else i64, n.slot)
+            for i, n in enumerate(self.program) if isinstance(n, Scalar)
+        }
+        self.params: dict[int, Value] = {}
+        self.sizes = [self.param(FIRST_SIZE + d) for d in range(nest.dims)]
+        for position in self._stride_positions():
+            self.param(position)
+        if nest.chunked:
+            self.chunk = self.param(CHUNK)
+            extent = self.sizes[nest.vector_dim]
+            self.chunks = (extent + (self.chunk - 1)) // self.chunk
+        with k.range(self.begin, self.end) as unit:
+            self._unit(unit)
+        if any(isinstance(n, Reduce) and n.over != "inner" for n in self.program):
+            self._finish_last()
+        k.ret()
+        return self.module
+
+    def _pointer_slots(self) -> list[int]:
+        found = {n.slot for n in self.program if isinstance(n, (Load, Store, Keep))}
+        found |= {n.error_slot for n in self.program if isinstance(n, Load) and n.indices}
+        if self.nest.partial_slot >= 0:
+            found.add(self.nest.partial_slot)
+        return sorted(found)
+
+    def _stride_positions(self) -> list[int]:
+        found: set[int] = set()
+        for n in self.program:
+            if isinstance(n, (Load, Store, Iota)):
+                found |= {p for p in n.access if p > 1}
+            if isinstance(n, Load):
+                for _, *positions in n.indices:
+                    found |= {*positions, n.op}
+            if isinstance(n, Reduce):
+                found |= {p for p in n.index if p > 1} | ({n.count} if n.count > 0 else set())
+        return sorted(found)
+
+    def param(self, position: int) -> Value:
+        if position not in self.params:
+            self.params[position] = self.k.load(self.block, i64, position)
+        return self.params[position]
+
+    def _unit(self, unit: Value) -> None:
+        """One unit: decode its coordinates, then run the stages."""
+        k, nest = self.k, self.nest
+        rest = unit
+        low: Value | int = 0
+        high: Value = self.sizes[nest.vector_dim]
+        if nest.chunked:
+            rest, piece = unit // self.chunks, unit % self.chunks
+            low = piece * self.chunk
+            high = k.minimum(low + self.chunk, high)
+        plain = nest.outer - (1 if nest.vector == "outer" else 0)
+        coordinates: list[Value | None] = [None] * nest.dims
+        for d in range(plain - 1, -1, -1):
+            if d == 0:
+                coordinates[d] = rest
+            else:
+                coordinates[d], rest = rest % self.sizes[d], rest // self.sizes[d]
+        self.coordinates = coordinates
+        self.unit = unit
+        self.bases = self._bases(coordinates, range(plain))
+        if nest.vector == "outer":
+            self._columns(low, high)
+        else:
+            self._rows(low, high)
+
+    def _bases(self, coordinates, dims) -> dict[int, Value | None]:
+        """Where each access of the program starts in this unit."""
+        found = {}
+        for i, n in enumerate(self.program):
+            access = n.index if isinstance(n, Reduce) else getattr(n, "access", None)
+            if access:
+                found[i] = self._affine(access, coordinates, dims)
+        return found
+
+    def _affine(self, access, coordinates, dims) -> Value | None:
+        """Offset + sum of coordinate * step over `dims`; None stands for 0."""
+        total = self.param(access[-1]) if access[-1] else None
+        for d in dims:
+            if access[d] and coordinates[d] is not None:
+                term = coordinates[d] if access[d] == 1 else coordinates[d] * self.param(access[d])
+                total = term if total is None else total + term
+        return total
+
+    # ------------------------------------------------------------------ rows: lanes along the last inner dim
+    def _rows(self, low, high) -> None:
+        self.row_values: dict[int, Any] = {}
+        self.low, self.high = low, high
+        last = self.stages
+        for stage in range(last + 1):
+            work = self._work_of_stage(stage)
+            if work:
+                self._row_stage(stage, work)
+        for i, n in enumerate(self.program):
+            if isinstance(n, Store) and self.level[i] == "row":
+                self._store(n, i, self.row_value(n.value.index))
+            elif isinstance(n, Reduce) and n.over == "units":
+                self._leave_partial(i, self._lift(n, i, self.row_value(n.arg.index)))
+
+    def _work_of_stage(self, stage: int) -> list[int]:
+        """Sinks whose full values are computed in this stage's loop."""
+        found = []
+        for i, n in enumerate(self.program):
+            if isinstance(n, Reduce) and n.over != "units" and self.stage[n.arg.index] == stage:
+                found.append(i)
+            elif isinstance(n, Keep) and self.nest.vector == "outer":
+                continue  # columns compute again rather than keep
+            elif isinstance(n, (Store, Keep)) and self.level[i] == "full" and self.stage[n.value.index] == stage:
+                found.append(i)
+        return found
+
+    def _row_stage(self, stage: int, work: list[int]) -> None:
+        k, nest = self.k, self.nest
+        lanes = nest.lanes
+        reduces = [i for i in work if isinstance(self.program[i], Reduce)]
+        ways = nest.unroll
+        self._hoist(work)
+        state = {i: [self._state_variables(self.program[i], lanes) for _ in range(ways)] for i in reduces}
+
+        def body(offsets, position, mask, way):
+            values: dict[int, Any] = {}
+            for i in work:
+                n = self.program[i]
+                source = n.arg if isinstance(n, Reduce) else n.value
+                v = self._full(source.index, values, offsets, position, mask, lanes)
+                if isinstance(n, Reduce):
+                    self._accumulate(n, i, state[i][way], self._splat(v, lanes), offsets, position, mask, lanes)
+                elif isinstance(n, Keep):
+                    self._keep(n, v, position, mask, lanes)
+                else:
+                    self._store_full(n, i, v, offsets, position, mask, lanes)
+
+        def vectors(offsets):
+            step = lanes * ways
+            low = k.as_value(self.low, i64)
+            whole = (self.high - low) // step * step + low
+            with k.range(low, whole, step) as x:
+                for way in range(ways):
+                    body(offsets, x + way * lanes if way else x, None, way)
+            with k.range(whole, self.high, lanes) as x:
+                mask = k.tail_mask(self.high - x, lanes)
+                body(offsets, x, mask, 0)
+
+        self._nest_inner(nest.outer, nest.dims - 1, dict(self.bases), vectors)
+        for i in reduces:
+            self._reduced(i, state[i], lanes)
+
+    def _nest_inner(self, first: int, stop: int, offsets: dict, innermost) -> None:
+        """Loops over inner dims first … stop-1, adding their steps to the offsets."""
+        if first == stop:
+            innermost(offsets)
+            return
+        with self.k.range(0, self.sizes[first]) as x:
+            inside = dict(offsets)
+            for i, n in enumerate(self.program):
+                access = n.index if isinstance(n, Reduce) else getattr(n, "access", None)
+                if access and access[first]:
+                    term = x if access[first] == 1 else x * self.param(access[first])
+                    inside[i] = term if inside.get(i) is None else inside[i] + term
+            self._nest_inner(first + 1, stop, inside, innermost)
+
+    # ------------------------------------------------------------------ columns: lanes along the last outer dim
+    def _columns(self, low, high) -> None:
+        k, nest = self.k, self.nest
+        wide, lanes = nest.unroll, nest.lanes
+        low = k.as_value(low, i64)
+        if wide > 1:
+            step = lanes * wide
+            whole = (high - low) // step * step + low
+            with k.range(low, whole, step) as x:
+                self._column_block([x + w * lanes if w else x for w in range(wide)], None)
+            low = whole
+        with k.range(low, high, lanes) as x:
+            self._column_block([x], k.tail_mask(high - x, lanes))
+
+    def _column_block(self, positions: list[Value], mask) -> None:
+        k, nest = self.k, self.nest
+        lanes = nest.lanes
+        self.column_values: list[dict[int, Any]] = [{} for _ in positions]
+        self.row_values = {}
+        for stage in range(self.stages + 1):
+            work = self._work_of_stage(stage)
+            if not work:
+                continue
+            reduces = [i for i in work if isinstance(self.program[i], Reduce)]
+            state = {i: [self._state_variables(self.program[i], lanes) for _ in positions] for i in reduces}
+            for i in work:  # values of the column that the loop needs, before it
+                for w, position in enumerate(positions):
+                    self._column_inputs(i, w, position, mask)
+
+            def innermost(offsets, work=work, state=state):
+                for w, position in enumerate(positions):
+                    values: dict[int, Any] = {}
+                    for i in work:
+                        n = self.program[i]
+                        source = n.arg if isinstance(n, Reduce) else n.value
+                        v = self._in_column(source.index, values, offsets, w, position, mask)
+                        if isinstance(n, Reduce):
+                            self._accumulate(n, i, state[i][w], self._splat(v, lanes), offsets, position, None, lanes)
+                        else:
+                            self._store_full(n, i, v, offsets, position, mask, lanes)
+
+            self._nest_inner(nest.outer, nest.dims, dict(self.bases), innermost)
+            for i in reduces:
+                for w in range(len(positions)):
+                    n = self.program[i]
+                    self.column_values[w][i] = self._finish(n, tuple(v.get() for v in state[i][w]))
+        for i, n in enumerate(self.program):
+            if isinstance(n, Store) and self.level[i] == "row":
+                for w, position in enumerate(positions):
+                    v = self._in_column(n.value.index, {}, dict(self.bases), w, position, mask)
+                    self._store_full(n, i, v, dict(self.bases), position, mask, lanes)
+
+    def _column_inputs(self, sink: int, w: int, position, mask) -> None:
+        """Emit row-level values that a loop will use, ahead of the loop."""
+        seen: set[int] = set()
+
+        def visit(i: int) -> None:
+            if i in seen:
+                return
+            seen.add(i)
+            if self.level[i] == "row":
+                self._in_column(i, {}, dict(self.bases), w, position, mask)
+                return
+            for r in self._refs(self.program[i]):
+                visit(r)
+
+        n = self.program[sink]
+        visit(n.arg.index if isinstance(n, Reduce) else n.value.index)
+
+    def _in_column(self, i: int, values: dict, offsets: dict, w: int, position, mask) -> Any:
+        """Value i for the column vector at `position`; row-level ones are kept for the whole block."""
+        row = self.level[i] == "row"
+        store = self.column_values[w] if row else values
+        if i not in store:
+            n = self.program[i]
+            if isinstance(n, Part):
+                store[i] = self.column_values[w][n.reduce.index][n.index]
+            else:
+                where = self.bases if row else offsets
+                store[i] = self._emit(i, lambda r: self._in_column(r, values, offsets, w, position, mask), where, position, mask, self.nest.lanes)
+        return store[i]
+
+    # ------------------------------------------------------------------ values
+    def row_value(self, i: int) -> Any:
+        """A value that does not depend on the inner dims: a scalar, computed once a unit."""
+        if i not in self.row_values:
+            n = self.program[i]
+            if isinstance(n, Part):
+                self.row_values[i] = self.row_values[n.reduce.index][n.index]
+            else:
+                self.row_values[i] = self._emit(i, self.row_value, self.bases, None, None, 0)
+        return self.row_values[i]
+
+    def _hoist(self, work: list[int]) -> None:
+        """Row values that the coming loop reads are computed and splat before it."""
+        self.splats: dict[int, Any] = {}
+        seen: set[int] = set()
+
+        def visit(i: int) -> None:
+            if i in seen:
+                return
+            seen.add(i)
+            if self.level[i] == "row":
+                self.splats[i] = self._splat(self.row_value(i), self.nest.lanes)
+                return
+            if i in self.kept and self.stage[i] < self.current_stage:
+                return
+            for r in self._refs(self.program[i]):
+                visit(r)
+
+        self.current_stage = self.stage[self._source(work[0])]
+        for i in work:
+            visit(self._source(i))
+
+    def _source(self, sink: int) -> int:
+        n = self.program[sink]
+        return n.arg.index if isinstance(n, Reduce) else n.value.index
+
+    def _splat(self, v: Any, lanes: int) -> Any:
+        if isinstance(v, Complex):
+            return Complex(self.k.splat(v.real, lanes), self.k.splat(v.imag, lanes))
+        return self.k.splat(v, lanes)
+
+    def _full(self, i: int, values: dict, offsets: dict, position, mask, lanes) -> Any:
+        if self.level[i] == "row":
+            return self.splats[i]
+        if i not in values:
+            keep = self.kept.get(i)
+            if keep is not None and self.stage[i] < self.current_stage:
+                values[i] = self._kept_value(keep, i, position, mask, lanes)
+            else:
+                values[i] = self._emit(i, lambda r: self._full(r, values, offsets, position, mask, lanes), offsets, position, mask, lanes)
+        return values[i]
+
+    def dtype_of(self, i: int) -> str:
+        n = self.program[i]
+        match n:
+            case Load() | Constant() | Apply():
+                return n.dtype
+            case Iota():
+                return "int64"
+            case Scalar():
+                return "float64" if n.kind == "f" else "int64"
+            case Part():
+                return self.program[n.reduce.index].dtypes[n.index]
+        raise AssertionError(n)
+
+    def convert(self, v: Any, source: str, target: str) -> Any:
+        """A register value in another dtype's register type."""
+        return convert(self.k, v, BY_NAME[source], BY_NAME[target])
+
+    def _emit(self, i: int, value, offsets: dict, position, mask, lanes: int) -> Any:
+        """Emit instruction i; `value(r)` gives its operands."""
+        k, n = self.k, self.program[i]
+        match n:
+            case Load():
+                return self._load(n, i, value, offsets, position, mask, lanes)
+            case Iota():
+                return self._index(n.access, offsets.get(i), position, lanes)
+            case Constant():
+                if BY_NAME[n.dtype].is_complex:
+                    return complex_const(k, REGISTER[n.dtype].vec(lanes), n.value)
+                return k.const(REGISTER[n.dtype].vec(lanes), n.value)
+            case Scalar():
+                return k.splat(self.scalars[i], lanes)
+            case Apply():
+                return self._apply(n, value, lanes)
+        raise AssertionError(f"loop nest: cannot emit {n}")
+
+    def _apply(self, n: Apply, value, lanes: int) -> Any:
+        args, types = [], iter(n.compute)
+        for a in n.args:
+            if isinstance(a, Ref):
+                wanted = next(types)
+                v = self.convert(value(a.index), self.dtype_of(a.index), wanted)
+                args.append(self._splat(v, lanes))
+            else:
+                args.append(a)
+        result = REGISTRY[n.op].rules.lower(self.k, *args)
+        return fit(self.k, result, BY_NAME[n.dtype])
+
+    def _index(self, access, base, position, lanes: int) -> Value:
+        """Linear index as an int64 value of `lanes` lanes."""
+        k, d = self.k, self.nest.vector_dim
+        start = base if base is not None else k.const(i64, 0)
+        step = access[d]
+        if not step or position is None:
+            return k.splat(start, lanes)
+        if lanes == 0:
+            return start + (position if step == 1 else position * self.param(step))
+        lane = k.iota(i64.vec(lanes)) + k.splat(position, lanes)
+        if step != 1:
+            lane = lane * k.splat(self.param(step), lanes)
+        return lane + k.splat(start, lanes)
+
+    # ------------------------------------------------------------------ memory
+    def _load(self, n: Load, i: int, value, offsets, position, mask, lanes: int) -> Any:
+        k = self.k
+        base = offsets.get(i)
+        step = n.access[self.nest.vector_dim] if position is not None else 0
+        gathered = None
+        for r, size, stride, dim in n.indices:
+            index = self.convert(value(r.index), self.dtype_of(r.index), "int64")
+            index = self._checked(n, index, self.param(size), self.param(dim), mask)
+            term = index * (k.splat(self.param(stride), index.type.lanes) if index.type.lanes else self.param(stride))
+            if index.type.lanes:
+                gathered = term if gathered is None else gathered + term
+            else:
+                base = term if base is None else base + term
+        memory = MEMORY[n.dtype]
+        p = self.pointers[n.slot]
+        is_complex = BY_NAME[n.dtype].is_complex
+        if gathered is None and step == 0:
+            v = self._memory_scalar(p, memory, base, is_complex)
+            return self._splat(self._to_register(v, n.dtype), lanes)
+        if gathered is None and step == 1 and lanes:
+            where = position if base is None else base + position
+            v = self._memory_vector(p, memory, where, mask, lanes, is_complex)
+            return self._to_register(v, n.dtype)
+        if lanes == 0:
+            where = self._index(n.access, base, position, 0)
+            if gathered is not None:
+                where = where + gathered
+            return self._to_register(self._memory_scalar(p, memory, where, is_complex), n.dtype)
+        where = self._index(n.access, base, position, lanes)
+        if gathered is not None:
+            where = where + gathered
+        if is_complex:
+            twice = where * 2
+            v = Complex(k.gather(p, memory, twice, mask=mask), k.gather(p, memory, twice + 1, mask=mask))
+        else:
+            v = k.gather(p, memory, where, mask=mask)
+        return self._to_register(v, n.dtype)
+
+    def _checked(self, n: Load, index: Value, size: Value, dim: Value, mask) -> Value:
+        """The index with negatives wrapped; one that is out of bounds is reported and read as 0."""
+        k = self.k
+        lanes = index.type.lanes
+        wide = k.splat(size, lanes)
+        wrapped = k.select(index < 0, index + wide, index)
+        bad = (wrapped < 0) | (wrapped >= wide)
+        if mask is not None and lanes:
+            bad = bad & mask
+        any_bad = k.any(bad)
+        with k.when(any_bad):
+            error = self.pointers[n.error_slot]
+            if lanes:
+                report = k.reduce(k.select(bad, index, k.const(index.type, -(1 << 63))), lambda a, b: k.maximum(a, b))
+            else:
+                report = index
+            emit_report(k, error, INDEX, op=self.param(n.op), index=report, dim=dim, size=size)
+        return k.select(bad, k.const(index.type, 0), wrapped)
+
+    def _memory_scalar(self, p: Value, memory: Type, where, is_complex: bool) -> Any:
+        k = self.k
+        where = where if where is not None else k.const(i64, 0)
+        if is_complex:
+            twice = where * 2
+            return Complex(k.load(p, memory, twice), k.load(p, memory, twice + 1))
+        return k.load(p, memory, where)
+
+    def _memory_vector(self, p: Value, memory: Type, where: Value, mask, lanes: int, is_complex: bool) -> Any:
+        k = self.k
+        if not is_complex:
+            return k.load(p, memory.vec(lanes), where, mask=mask)
+        both = k.load(p, memory.vec(2 * lanes), where * 2, mask=self._double(mask, lanes))
+        return Complex(k.shuffle(both, None, range(0, 2 * lanes, 2)), k.shuffle(both, None, range(1, 2 * lanes, 2)))
+
+    def _double(self, mask, lanes: int):
+        return None if mask is None else self.k.shuffle(mask, None, [x // 2 for x in range(2 * lanes)])
+
+    def _to_register(self, v: Any, name: str) -> Any:
+        if isinstance(v, Complex):
+            return v
+        if name == "bool":
+            return v.ne(0)
+        return v.to(REGISTER[name])
+
+    def _to_memory(self, v: Any, name: str) -> Any:
+        if isinstance(v, Complex):
+            return v
+        return v.to(MEMORY[name])
+
+    def _store_full(self, n: Store, i: int, v: Any, offsets, position, mask, lanes: int) -> None:
+        k = self.k
+        v = self._splat(self.convert(v, self.dtype_of(n.value.index), n.dtype), lanes)
+        v = self._to_memory(v, n.dtype)
+        p, base = self.pointers[n.slot], offsets.get(i)
+        step = n.access[self.nest.vector_dim]
+        is_complex = isinstance(v, Complex)
+        if step == 1:
+            where = position if base is None else base + position
+            if is_complex:
+                both = k.shuffle(v.real, v.imag, [x // 2 + (x % 2) * lanes for x in range(2 * lanes)])
+                k.store(p, both, where * 2, mask=self._double(mask, lanes))
+            elif n.streaming and mask is None:
+                k.store(p, v, where, align=lanes * v.type.size, nontemporal=True)
+            else:
+                k.store(p, v, where, mask=mask)
+            return
+        where = self._index(n.access, base, position, lanes)
+        if is_complex:
+            twice = where * 2
+            k.scatter(p, v.real, twice, mask=mask)
+            k.scatter(p, v.imag, twice + 1, mask=mask)
+        else:
+            k.scatter(p, v, where, mask=mask)
+
+    def _store(self, n: Store, i: int, v: Any) -> None:
+        """Store a scalar at the unit's place."""
+        k = self.k
+        v = self._to_memory(self.convert(v, self.dtype_of(n.value.index), n.dtype), n.dtype)
+        where = self.bases.get(i)
+        where = where if where is not None else k.const(i64, 0)
+        p = self.pointers[n.slot]
+        if isinstance(v, Complex):
+            k.store(p, v.real, where * 2)
+            k.store(p, v.imag, where * 2 + 1)
+        else:
+            k.store(p, v, where)
+
+    def _keep(self, n: Keep, v: Any, position, mask, lanes: int) -> None:
+        p, where = self._kept_place(n, position)
+        self.k.store(p, self._to_memory(v, self._kept_dtype(n)), where, mask=mask)
+
+    def _kept_value(self, n: Keep, i: int, position, mask, lanes: int) -> Any:
+        name = self._kept_dtype(n)
+        p, where = self._kept_place(n, position)
+        return self._to_register(self.k.load(p, MEMORY[name].vec(lanes), where, mask=mask), name)
+
+    def _kept_dtype(self, n: Keep) -> str:
+        name = self.dtype_of(n.value.index)
+        return "float32" if name in ("float16", "bfloat16") else name
+
+    def _kept_place(self, n: Keep, position) -> tuple[Value, Value]:
+        row = self.sizes[self.nest.vector_dim]
+        return self.pointers[n.slot], (self.tid * row + position)
+
+    # ------------------------------------------------------------------ reductions
+    def _state_types(self, n: Reduce) -> list[Type]:
+        rules = REGISTRY[n.op].rules
+        kind = REGISTER[n.compute]
+        if BY_NAME[n.compute].is_complex:
+            return [kind, kind]
+        return [kind, i64] if rules.with_index else [kind]
+
+    def _identity(self, n: Reduce, lanes: int) -> list[Value]:
+        rules, k = REGISTRY[n.op].rules, self.k
+        types = self._state_types(n)
+        start = rules.identity(BY_NAME[n.compute])
+        if BY_NAME[n.compute].is_complex:
+            start = complex(start)
+            return [k.const(types[0].vec(lanes), start.real), k.const(types[1].vec(lanes), start.imag)]
+        values = [k.const(types[0].vec(lanes), start)]
+        if rules.with_index:
+            values.append(k.const(i64.vec(lanes), (1 << 63) - 1))
+        return values
+
+    def _state_variables(self, n: Reduce, lanes: int) -> list:
+        k = self.k
+        return [k.var(v.type, v) for v in self._identity(n, lanes)]
+
+    def _lift(self, n: Reduce, i: int, v: Any, offsets=None, position=None, lanes: int = 0) -> list:
+        """An element as reduction state."""
+        k, rules = self.k, REGISTRY[n.op].rules
+        v = self.convert(v, self.dtype_of(n.arg.index), n.compute)
+        if rules.map is not None:
+            v = rules.map(k, v)
+        parts = [v.real, v.imag] if isinstance(v, Complex) else [v]
+        if rules.with_index:
+            base = (self.bases if offsets is None else offsets).get(i)
+            parts.append(self._index(n.index, base, position, lanes))
+        return parts
+
+    def _accumulate(self, n: Reduce, i: int, state: list, v: Any, offsets, position, mask, lanes: int) -> None:
+        k = self.k
+        parts = self._lift(n, i, v, offsets, position, lanes)
+        if mask is not None:
+            parts = [k.select(mask, p, start) for p, start in zip(parts, self._identity(n, lanes))]
+        merged = self._combine(n, [s.get() for s in state], parts)
+        for s, m in zip(state, merged):
+            s.set(m)
+
+    def _combine(self, n: Reduce, a: list, b: list) -> list:
+        k, rules = self.k, REGISTRY[n.op].rules
+        if BY_NAME[n.compute].is_complex:
+            c = rules.combine(k, Complex(*a), Complex(*b))
+            return [c.real, c.imag]
+        if rules.with_index:
+            return list(rules.combine(k, tuple(a), tuple(b)))
+        return [rules.combine(k, a[0], b[0])]
+
+    def _across_lanes(self, n: Reduce, parts: list) -> list:
+        """Combine the lanes of vector state, pairwise in a fixed tree."""
+        k = self.k
+        lanes = parts[0].type.lanes
+        while lanes > 1:
+            half = lanes // 2
+            low = [k.shuffle(p, None, range(half)) for p in parts]
+            high = [k.shuffle(p, None, range(half, lanes)) for p in parts]
+            parts, lanes = self._combine(n, low, high), half
+        return [k.extract(p, 0) for p in parts] if parts[0].type.lanes else parts
+
+    def _reduced(self, i: int, ways: list, lanes: int) -> None:
+        """The row's result of Reduce i from its accumulators; final ones leave a partial for the unit."""
+        n = self.program[i]
+        parts = [s.get() for s in ways[0]]
+        for way in ways[1:]:
+            parts = self._combine(n, parts, [s.get() for s in way])
+        parts = self._across_lanes(n, parts)
+        if n.over == "all":
+            self._leave_partial(i, parts)
+        else:
+            self.row_values[i] = self._finish(n, tuple(parts))
+
+    def _finish(self, n: Reduce, state: tuple) -> tuple:
+        rules, k = REGISTRY[n.op].rules, self.k
+        count = self.param(n.count) if n.count > 0 else None
+        if BY_NAME[n.compute].is_complex:
+            outs = (Complex(*state),)
+        elif rules.finish is not None:
+            outs = rules.finish(k, state, count, *n.attributes)
+        else:
+            outs = state
+        outs = outs if isinstance(outs, tuple) else (outs,)
+        return tuple(fit(k, o, BY_NAME[name]) for o, name in zip(outs, n.dtypes))
+
+    # ------------------------------------------------------------------ over all units
+    def _partial_layout(self) -> tuple[dict[int, int], int]:
+        """Byte offset of each final reduction's state within a unit's record, and the record's size."""
+        places, size = {}, 0
+        for i, n in enumerate(self.program):
+            if isinstance(n, Reduce) and n.over != "inner":
+                places[i] = size
+                size += 8 * len(self._state_types(n))
+        return places, size
+
+    def _leave_partial(self, i: int, parts: list) -> None:
+        k = self.k
+        places, size = self._partial_layout()
+        record = k.offset(self.pointers[self.nest.partial_slot], self.unit * size)
+        for j, p in enumerate(parts):
+            k.store(record, p, (places[i] + 8 * j) // p.type.size)
+
+    def _finish_last(self) -> None:
+        """Whoever completes the last unit combines the partials in unit order and stores the results."""
+        k = self.k
+        counter = k.offset(self.slots, 8 * COUNTER_SLOT)
+        mine = self.end - self.begin
+        before = k.emit(i64, f"atomicrmw add ptr {counter.ref}, i64 {mine.ref} acq_rel")
+        total = self.param(TOTAL)
+        with k.when((before + mine).eq(total)):
+            places, size = self._partial_layout()
+            finals = [i for i, n in enumerate(self.program) if isinstance(n, Reduce) and n.over != "inner"]
+            state = {i: self._state_variables(self.program[i], 0) for i in finals}
+            with k.range(0, total) as unit:
+                record = k.offset(self.pointers[self.nest.partial_slot], unit * size)
+                for i in finals:
+                    n = self.program[i]
+                    parts = [k.load(record, ty, (places[i] + 8 * j) // ty.size) for j, ty in enumerate(self._state_types(n))]
+                    merged = self._combine(n, [s.get() for s in state[i]], parts)
+                    for s, m in zip(state[i], merged):
+                        s.set(m)
+            self.row_values = {i: self._finish(self.program[i], tuple(s.get() for s in state[i])) for i in finals}
+            self.bases = self._bases((), ())
+            for i, n in enumerate(self.program):
+                if isinstance(n, Store) and self.level[i] == "final":
+                    self._store(n, i, self.row_value(n.value.index))
+
+
+def convert(k: Function, v: Any, source: dtype, target: dtype) -> Any:
+    """A register value of dtype `source` as one of dtype `target`."""
+    if source is target:
+        return v
+    if target.is_complex:
+        kind = REGISTER[target.name]
+        if isinstance(v, Complex):
+            return Complex(v.real.to(kind), v.imag.to(kind))
+        real = v.to(kind)
+        return Complex(real, k.const(real.type, 0.0))
+    if isinstance(v, Complex):
+        if target.name == "bool":
+            return v.real.ne(0) | v.imag.ne(0)
+        v = v.real
+    return v.to(REGISTER[target.name])
+
+
+def fit(k: Function, v: Any, wanted: dtype) -> Any:
+    """What a lowering returned, in the register type of the dtype it stands for."""
+    if isinstance(v, Complex):
+        if wanted.is_complex:
+            kind = REGISTER[wanted.name]
+            return Complex(v.real.to(kind), v.imag.to(kind))
+        v = v.real
+    if wanted.is_complex:
+        real = v.to(REGISTER[wanted.name])
+        return Complex(real, k.const(real.type, 0.0))
+    kind = REGISTER[wanted.name]
+    return v if v.type.element is kind else v.to(kind)
+

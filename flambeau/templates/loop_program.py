@@ -1,0 +1,138 @@
+"""The program of a loop nest: frozen instructions over a domain of loops, the hashable key of its kernel.
+
+Positions in accesses name entries of the parameter block, so that sizes and strides are not part of the key.
+May not know: graphs. `loop_nest` turns a program into a kernel; `schedule.program` builds one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from flambeau.kernel import types as t
+from flambeau.kernel.types import Type
+
+TOTAL, GRAIN, CHUNK, FIRST_SIZE = 0, 1, 2, 3  # positions in the parameter block
+COUNTER_SLOT = 63  # the launcher zeroes it: units finished so far
+MEMORY: dict[str, Type] = {
+    "bool": t.u8, "uint8": t.u8, "int8": t.i8, "int16": t.i16, "int32": t.i32, "int64": t.i64,
+    "float16": t.f16, "bfloat16": t.bf16, "float32": t.f32, "float64": t.f64,
+    "complex64": t.f32, "complex128": t.f64,
+}
+REGISTER: dict[str, Type] = MEMORY | {"bool": t.i1, "float16": t.f32, "bfloat16": t.f32}
+
+
+@dataclass(frozen=True)
+class Ref:
+    """An instruction's result, by position in the program."""
+
+    index: int
+
+    def __repr__(self) -> str:
+        return f"%{self.index}"
+
+
+@dataclass(frozen=True)
+class Load:
+    """slot[access]; access has per domain dim 0 (no step), 1 (unit step of the vector dim) or a block position, and at its
+    end the block position of a constant offset (0: none)."""
+
+    slot: int
+    dtype: str
+    access: tuple[int, ...]
+    indices: tuple[tuple[Ref, int, int, int], ...] = ()  # (index value, block positions of size, stride and dim number)
+    error_slot: int = -1
+    op: int = 0  # block position of the op's number, for errors
+
+
+@dataclass(frozen=True)
+class Iota:
+    """Sum of coordinate * step over the domain dims, plus nothing: an int64 value."""
+
+    access: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Constant:
+    value: Any
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A number given at run time in a slot: `kind` f (float64 bits) or i (int64)."""
+
+    slot: int
+    kind: str
+
+
+@dataclass(frozen=True)
+class Apply:
+    """`op.lower(k, *args)`: Refs in `args` are converted to the `compute` types in turn."""
+
+    op: str
+    args: tuple
+    compute: tuple[str, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Reduce:
+    """Combine `arg` over the inner dims, over "all" (inner dims and units), or over the "units" alone. A tuple of outputs."""
+
+    op: str
+    arg: Ref
+    attributes: tuple
+    compute: str
+    dtypes: tuple[str, ...]
+    index: tuple[int, ...] = ()  # access of the element's index, for reductions that keep one
+    over: str = "inner"
+    count: int = 0  # block position of the number of elements reduced
+
+
+@dataclass(frozen=True)
+class Part:
+    """Output `index` of a Reduce."""
+
+    reduce: Ref
+    index: int
+
+
+@dataclass(frozen=True)
+class Store:
+    slot: int
+    dtype: str
+    access: tuple[int, ...]
+    value: Ref
+    streaming: bool = False
+
+
+@dataclass(frozen=True)
+class Keep:
+    """Hold a full value in a per-thread row so that later stages read it instead of computing it again."""
+
+    slot: int  # scratch: [threads, row]
+    value: Ref
+
+
+@dataclass(frozen=True)
+class LoopNest:
+    """See the module. `outer` and `inner` count dims; with vector="outer" the last outer dim is the vector dim."""
+
+    outer: int
+    inner: int
+    vector: str
+    chunked: bool
+    lanes: int
+    slots: int
+    unroll: int
+    program: tuple
+    partial_slot: int = -1
+
+    @property
+    def dims(self) -> int:
+        return self.outer + self.inner
+
+    @property
+    def vector_dim(self) -> int:
+        return self.outer - 1 if self.vector == "outer" else self.dims - 1
