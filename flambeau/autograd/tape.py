@@ -195,7 +195,7 @@ class Node:
             analysis = analysis_of(self.info, self.mask, specs)
         values = [*self.saved, *grads]
         if create_graph or tracing.current() is not None or any(v is not None and hasattr(v, "spec") and v.spec.is_slow for v in values):
-            outs = interpret(analysis.graph, values)
+            outs = interpret(analysis.graph, self._with_history(values) if create_graph else values)
         else:
             kept = [v for v, used in zip(values, analysis.used) if used]
             plan = analysis.plans.get("plan")
@@ -203,6 +203,17 @@ class Node:
                 plan = analysis.plans["plan"] = make_plan(pruned(analysis), self.out_specs[0].device)
             outs = eager.run_plan(plan, kept)
         return [None if r < 0 else outs[r] for r in analysis.results]
+
+    def _with_history(self, values: list) -> list:
+        """Saved outputs with this node as their history again (kept without it, to avoid a cycle)."""
+        first = len(self.mask)
+        values = list(values)
+        for at in range(len(self.out_specs)):
+            x = values[first + at]
+            if x is not None:
+                values[first + at] = x = x.detach()
+                x.node, x.needs_grad = (self, at), True
+        return values
 
     def _check_versions(self) -> None:
         for v, version in zip(self.saved, self.versions):

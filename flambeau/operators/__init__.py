@@ -1,3 +1,3 @@
 """The op declarations, by family. Importing this package registers all of them."""
 
-from flambeau.operators import arithmetic, comparison, conversion, creation, reduction, view  # noqa: F401
+from flambeau.operators import activation, arithmetic, comparison, conversion, creation, elementary, reduction, view  # noqa: F401
