@@ -113,7 +113,7 @@ def expm1(k: Function, x: Value) -> Value:
     p = k.fma(r * r, polynomial(k, r, pick(x, EXPM1_F32, EXPM1_F64)), r)
     half = power_of_two(k, biased, x)
     y = k.fma(half, p, half - 0.5) * 2.0
-    return k.select(absolute(k, x) < 0.25, p, y)  # n = 0: halving would lose bits of subnormals and the sign of -0
+    return copysign(k, k.select(absolute(k, x) < 0.25, p, y), x)  # n = 0: halving would lose bits of subnormals
 
 
 def quotient_with_sum(k: Function, numerator: Value, e: Value, constant: float) -> Value:
