@@ -1,10 +1,42 @@
-"""Flambeau: PyTorch's programming model over kernels generated at run time. `import flambeau as torch`."""
+"""Flambeau: PyTorch's programming model over kernels generated at run time. `import flambeau as torch`.
+
+Functions are the ops' declarations (`operators/`), made when first asked for; the library around them is in the sub-packages.
+"""
 
 from __future__ import annotations
 
-import flambeau.operators  # noqa: F401
+import flambeau.operators
+from flambeau import autograd, nn
 from flambeau._tensor import Tensor, install_methods
-from flambeau.core.dtype import BY_NAME as _dtypes
+from flambeau.tape.grad_mode import (
+    enable_grad,
+    inference_mode,
+    is_grad_enabled,
+    is_inference_mode_enabled,
+    no_grad,
+    set_grad_enabled,
+)
+from flambeau.core.device import device
+from flambeau.core.dtype import (
+    ALIASES,
+    BY_NAME,
+    can_cast,
+    dtype,
+    get_default_dtype,
+    promote_types,
+)
+from flambeau.core.spec import Size
+from flambeau.engine.eager import set_num_threads
+from flambeau.factories import *  # noqa: F403
+from flambeau.interop.arrays import from_numpy
+from flambeau.namespace import names_of
+from flambeau.runtime.launch import get_num_threads
+from flambeau.tensor_methods import install as _install_hand_written
 
-globals().update(_dtypes)
+globals().update(BY_NAME)
+globals().update(ALIASES)
+_install_hand_written()
 install_methods()
+
+__version__ = "0.1.0"
+__getattr__, __dir__ = names_of("", globals())

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from flambeau.autograd import backward as backward_pass
-from flambeau.autograd import tape
-from flambeau.autograd import views as view_history
+from flambeau.tape import backward as backward_pass
+from flambeau.tape import record as tape
+from flambeau.tape import views as view_history
 from flambeau.base.errors import message
 from flambeau.core.device import CPU, device
 from flambeau.core.dtype import dtype, float32

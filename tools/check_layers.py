@@ -31,7 +31,7 @@ LAYERS: dict[int, tuple[str, ...]] = {
     3: ("templates",),
     4: ("operators", "schedule"),
     5: ("passes", "engine"),
-    6: ("_tensor", "autograd"),
+    6: ("_tensor", "tape", "autograd"),
     7: ("func", "capture"),
     8: ("compiler", "export"),
     9: (

@@ -1,4 +1,4 @@
-"""Layer 6: derivatives as the user meets them: the tape, backward, grad, hooks, saved tensors, custom functions.
+"""Automatic differentiation: `grad`, `backward`, grad modes, `Function`, `gradcheck`."""
 
-May import layers 0 to 5. The rules themselves belong to the declarations of ops.
-"""
+from flambeau.autograd.api import backward, grad  # noqa: F401
+from flambeau.tape.grad_mode import enable_grad, inference_mode, no_grad, set_grad_enabled  # noqa: F401

@@ -234,18 +234,22 @@ def _attributes(reader: Reader, state: object) -> Mapping[str, object]:
     return state
 
 
-def _rebuild_parameter(reader: Reader, arguments: tuple) -> object:
-    tensor, requires_grad, hooks = _arguments(reader, "_rebuild_parameter", arguments, 2, 3)
+def _parameter(reader: Reader, tensor: object, requires_grad: object, hooks: object, state: Mapping[str, object]) -> object:
+    if not isinstance(tensor, reader.builder.tensor_type):
+        raise reader.error(f"a parameter must be made of a tensor, got {type(tensor).__name__}. {DAMAGED}")
     if hooks:
         raise reader.error("a parameter must not carry backward hooks. Remove them before saving.")
-    return reader.builder.parameter(tensor, bool(requires_grad), {})
+    return reader.builder.parameter(tensor, bool(requires_grad), state)
+
+
+def _rebuild_parameter(reader: Reader, arguments: tuple) -> object:
+    tensor, requires_grad, hooks = _arguments(reader, "_rebuild_parameter", arguments, 2, 3)
+    return _parameter(reader, tensor, requires_grad, hooks, {})
 
 
 def _rebuild_parameter_with_state(reader: Reader, arguments: tuple) -> object:
     tensor, requires_grad, hooks, state = _arguments(reader, "_rebuild_parameter_with_state", arguments, 4, 4)
-    if hooks:
-        raise reader.error("a parameter must not carry backward hooks. Remove them before saving.")
-    return reader.builder.parameter(tensor, bool(requires_grad), _attributes(reader, state))
+    return _parameter(reader, tensor, requires_grad, hooks, _attributes(reader, state))
 
 
 def _rebuild_from_type(reader: Reader, arguments: tuple) -> object:

@@ -30,7 +30,7 @@ STORAGE_NAMES = {
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class TensorEntry:
-    """A tensor to write. `attributes` are Python attributes that travel with a parameter."""
+    """A tensor to write. `attributes` are Python attributes that travel with it."""
 
     record: TensorRecord
     parameter: bool = False
@@ -42,7 +42,7 @@ Describer = Callable[[object], Described]
 
 
 class PickleWriter:
-    """One stream. Without `placements` the storages are not known yet, and the bytes are good for nothing but a survey."""
+    """One stream. `describe` raises TypeError("must ...") for what it knows but cannot give. Without `placements` the storages are not known yet, and the bytes are good for nothing but a survey."""
 
     def __init__(self, describe: Describer, placements: Mapping[int, Placement] | None = None):
         self._describe = describe
@@ -85,7 +85,10 @@ class PickleWriter:
             self._described(value)
 
     def _described(self, value: object) -> None:
-        described = self.describe(value)
+        try:
+            described = self.describe(value)
+        except TypeError as error:
+            raise TypeError(f"save: {self._where()} {error}") from None
         match described:
             case TensorEntry():
                 self.tensors.append(described)
@@ -175,21 +178,27 @@ class PickleWriter:
         self.out += b"t"
 
     def _tensor(self, entry: TensorEntry) -> None:
-        record = entry.record
-        if not entry.parameter:
-            self._plain_tensor(record, record.requires_grad)
-            return
-        attributes = dict(entry.attributes or {})
-        self._global("torch._utils", "_rebuild_parameter_with_state" if attributes else "_rebuild_parameter")
-        self.out += b"("
-        self._plain_tensor(record, False)
-        self._boolean(record.requires_grad)
-        self._apply("collections", "OrderedDict", ())
-        if attributes:
+        record, attributes = entry.record, dict(entry.attributes or {})
+        if entry.parameter:
+            self._global("torch._utils", "_rebuild_parameter_with_state" if attributes else "_rebuild_parameter")
+            self.out += b"("
+            self._plain_tensor(record, False, b"R")
+            self._boolean(record.requires_grad)
+            self._apply("collections", "OrderedDict", ())
+            if attributes:
+                self._child("attributes", attributes)
+            self.out += b"tR"
+        elif attributes:
+            self._global("torch._tensor", "_rebuild_from_type_v2")
+            self.out += b"("
+            self._plain_tensor(record, record.requires_grad, b"")
             self._child("attributes", attributes)
-        self.out += b"tR"
+            self.out += b"tR"
+        else:
+            self._plain_tensor(record, record.requires_grad, b"R")
 
-    def _plain_tensor(self, record: TensorRecord, requires_grad: bool) -> None:
+    def _plain_tensor(self, record: TensorRecord, requires_grad: bool, end: bytes) -> None:
+        """Function and arguments: applied where `end` is R, else left beside each other with the type between them."""
         if self.placements is None:  # a survey
             self.out += b"N"
             return
@@ -198,6 +207,8 @@ class PickleWriter:
         # A storage that is seen through several dtypes, or one without a storage class, goes untyped.
         name = STORAGE_NAMES.get(storage.dtype or "")
         self._global("torch._utils", "_rebuild_tensor_v2" if name else "_rebuild_tensor_v3")
+        if not end:
+            self._global("torch", "Tensor")
         self.out += b"(("
         self._text("storage")
         self._global("torch" if name else "torch.storage", name or "UntypedStorage")
@@ -215,7 +226,7 @@ class PickleWriter:
         bits = {bit: True for bit in ("conj", "neg") if getattr(record, bit)}
         if bits:
             self._dict_items(b"}", bits)
-        self.out += b"tR"
+        self.out += b"t" + end
 
     # ------------------------------------------------------------------ scalars
     def _none(self, value: None) -> None:

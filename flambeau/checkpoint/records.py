@@ -91,6 +91,10 @@ class TensorRecord:
         return count
 
     @property
+    def item_bytes(self) -> int:
+        return ITEM_BYTES[self.dtype]
+
+    @property
     def end(self) -> int:
         """One past the last element that the tensor can reach, counted from the storage's start."""
         return element_end(self.shape, self.strides, self.offset)
@@ -141,7 +145,9 @@ class SizeRecord(tuple):
 
 
 class Builder:
-    """Turns records into values. This one keeps the records; subclasses make tensors."""
+    """Turns records into values. This one keeps the records; subclasses make tensors. `tensor_type`: what `tensor` returns."""
+
+    tensor_type: type = TensorRecord
 
     def tensor(self, record: TensorRecord) -> object:
         return record
@@ -154,9 +160,6 @@ class Builder:
         return tensor
 
     def array(self, record: ArrayRecord) -> object:
-        return record
-
-    def storage(self, record: StorageRecord) -> object:
         return record
 
     def dtype(self, name: str) -> object:

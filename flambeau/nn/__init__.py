@@ -1,4 +1,3 @@
-"""Layer 9: modules, parameters, initialisation, losses and the functional forms of all of them.
+"""Neural network modules, parameters and functions."""
 
-May import layers 0 to 8. Names and semantics are PyTorch's.
-"""
+from flambeau.nn import functional  # noqa: F401

@@ -5,7 +5,7 @@ from __future__ import annotations
 from flambeau.base.lazy import np
 from flambeau.ir.kinds import FLOAT, LINEAR, Pointwise
 from flambeau.ir.op import declare
-from flambeau.operators.rules import binary_samples, pair_vjp, sum_to, unary_samples
+from flambeau.operators.rules import binary_samples, pair_vjp, scaled, sum_to, unary_samples
 
 
 @declare
@@ -20,12 +20,12 @@ class add(Pointwise):
     def signature(input: Operand, other: Operand, *, alpha: Scalar = 1): ...
 
     def lower(k, x, y, alpha):
-        if alpha != 1 or not isinstance(alpha, int):
+        if not isinstance(alpha, int) or alpha != 1:
             y = y * alpha
         return x | y if x.type.kind == "b" else x + y
 
     def vjp(g, out, input, other, alpha):
-        return sum_to(g, input), sum_to(g if alpha == 1 else mul(g, alpha), other)
+        return sum_to(g, input), sum_to(scaled(g, alpha), other)
 
     def reference(input, other, *, alpha=1):
         return np.add(input, np.multiply(other, alpha))
@@ -42,12 +42,12 @@ class sub(Pointwise):
     def signature(input: Operand, other: Operand, *, alpha: Scalar = 1): ...
 
     def lower(k, x, y, alpha):
-        if alpha != 1 or not isinstance(alpha, int):
+        if not isinstance(alpha, int) or alpha != 1:
             y = y * alpha
         return x - y
 
     def vjp(g, out, input, other, alpha):
-        return sum_to(g, input), sum_to(neg(g) if alpha == 1 else neg(mul(g, alpha)), other)
+        return sum_to(g, input), sum_to(neg(scaled(g, alpha)), other)
 
     def reference(input, other, *, alpha=1):
         return np.subtract(input, np.multiply(other, alpha))

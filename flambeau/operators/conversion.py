@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from flambeau.base.lazy import np
-from flambeau.core.dtype import dtype as DType
+from flambeau.core.dtype import BY_NAME as DTYPES
+from flambeau.core.layout import broadcast_shapes
 from flambeau.core.spec import Spec
 from flambeau.ir.kinds import LINEAR, Pointwise
-from flambeau.ir.op import REGISTRY, declare
+from flambeau.ir.op import declare
 from flambeau.kernel.types import bf16, f16, f32
-from flambeau.operators.rules import case, to_type_of, unary_samples
+from flambeau.operators.rules import case, sum_to, to_type_of, unary_samples
 
 
 @declare
@@ -41,9 +42,6 @@ class to_dtype(Pointwise):
         from_names = ("float64", "int32", "bool", "float16")
         for name in from_names:
             yield case(t(5), DTYPES[name])
-
-
-from flambeau.core.dtype import BY_NAME as DTYPES  # noqa: E402
 
 
 @declare
@@ -98,4 +96,32 @@ class contiguous_copy(Pointwise):
     samples = unary_samples
 
 
-__all__ = ["DType", "REGISTRY", "clone", "contiguous_copy", "to_dtype"]
+@declare
+class copy(Pointwise):
+    """`src` broadcast to the shape of `input` and in its dtype: `input.copy_(src)` out of place."""
+
+    functions = ()
+
+    def signature(input: Tensor, src: Operand, non_blocking=False): ...
+
+    def meta(op, input, src, non_blocking):
+        if broadcast_shapes("copy", input.shape, src.shape) != tuple(input.shape):
+            raise RuntimeError(f"copy_: src must broadcast to the shape of the input {list(input.shape)}, got {list(src.shape)}.")
+        return Spec.of(input.shape, input.dtype, input.device)
+
+    def types(operands, args):
+        return (operands[0].dtype, operands[1].dtype), operands[0].dtype
+
+    def lower(k, x, y, non_blocking):
+        return y
+
+    def vjp(g, out, input, src, non_blocking):
+        return None, sum_to(g, src)
+
+    def reference(x, y, non_blocking=False):
+        return np.broadcast_to(y, x.shape).astype(x.dtype)
+
+    def samples(t):
+        yield case(t(3, 4), t(4))
+        yield case(t(3, 4), t(3, 4))
+        yield case(t(3), t(4), raises=(RuntimeError, "broadcast"))

@@ -54,6 +54,11 @@ def to_type_of(g: Any, like: Any) -> Any:
     return REGISTRY["to_dtype"](g, target) if g.spec.dtype is not target else g
 
 
+def scaled(g: Any, by: Any) -> Any:
+    """g * by, where `by` is a Scalar: a Python number if it is baked in, a stand-in if it is given at run time."""
+    return g if not is_tensor(by) and by == 1 else REGISTRY["mul"](g, by)
+
+
 def pair_vjp(g: Any, a: Any, b: Any, left: Callable, right: Callable) -> tuple:
     """Gradients of a binary op; a number's side is not computed."""
     return (sum_to(left(), a) if is_tensor(a) else None, sum_to(right(), b) if is_tensor(b) else None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from flambeau.base.lazy import np
 from flambeau.core.layout import canonical_dim, expand_strides, infer_shape, view_strides
 from flambeau.core.spec import Spec
-from flambeau.ir.kinds import Composite, LINEAR, View
+from flambeau.ir.kinds import LINEAR, NOT_DIFFERENTIABLE, Composite, View
 from flambeau.ir.op import REGISTRY, declare
 from flambeau.operators.rules import case, sum_to
 
@@ -173,3 +173,29 @@ class view_scatter(Composite):
 
     def samples(t):
         yield case(t(3, 4), t(4, 3), (("transpose", (0, 1)),))
+
+
+@declare
+class as_strided(View):
+    """Any strides over the input's storage; `offset` counts elements from the input's first."""
+
+    functions = ()
+    methods = ()
+
+    def signature(input: Tensor, size, stride, offset=0): ...
+
+    def view(s: Spec, size, stride, offset):
+        if len(size) != len(stride):
+            raise RuntimeError(f"as_strided: size and stride must have one length, got {list(size)} and {list(stride)}.")
+        if any(n < 0 for n in stride):
+            raise RuntimeError(f"as_strided: strides must not be negative, got {list(stride)}. Use flip().")
+        return size, stride, offset
+
+    vjp = NOT_DIFFERENTIABLE
+
+    def reference(x, size, stride, offset=0):
+        return np.lib.stride_tricks.as_strided(x.ravel()[offset:], size, [n * x.itemsize for n in stride])
+
+    def samples(t):
+        yield case(t(12), (3, 2), (4, 1), 1)
+        yield case(t(12), (3,), (1, 2), raises=(RuntimeError, "one length"))

@@ -18,11 +18,14 @@ from flambeau.kernel.target import Target
 from flambeau.templates.gemm_amx import lower_amx
 from flambeau.templates.gemm_dot import lower_dot
 from flambeau.templates.gemm_problem import Problem, normalised, swapped, with_swapped_operands
-from flambeau.templates.gemm_tiles import lower_tiles
+from flambeau.templates.gemm_tiles import ELEMENTS, lower_plain, lower_tiles
 from flambeau.templates.launch import Lowered
 
-FEW_ROWS = 16
-LONG_DEPTH = 64
+# Where one way of multiplying overtakes another, measured with float32 on AVX-512 (benchmarks/bench_gemm.py).
+FEW_ROWS = 9  # one register tile holds them all, so b is read once
+PLAIN_DEPTH, PLAIN_BYTES = 768, 3 << 19  # a panel of b that stays in L1 or nearly, all of b in L2
+NARROW = 256  # each line of the long operand is used so few times that packing it does not pay
+STREAM_BYTES = 1 << 20
 
 
 def gemm(
@@ -73,9 +76,22 @@ def lower(p: Problem, target: Target, threads: int) -> Lowered:
     """The choice among the kernels, by dtype, sizes and layout, never by the number of threads."""
     if p.dtype == "bfloat16" and target.has("amx-bf16", "avx512bf16") and target.vector_bytes == 64 and p.k > 0:
         return lower_amx(p, threads)
-    # A long matrix along depth against few lines: read it once, where it lies.
-    if p.b[0] == 1 and p.m <= FEW_ROWS and p.k >= LONG_DEPTH:
-        return lower_dot(p, target, threads)
-    if p.a[1] == 1 and p.n <= FEW_ROWS and p.k >= LONG_DEPTH:
-        return with_swapped_operands(lower_dot(swapped(p), target, threads))
-    return lower_tiles(p, target, threads)
+    for this, way in ((p, lambda lowered: lowered), (swapped(p), with_swapped_operands)):
+        if streams_lines(this):
+            return way(lower_dot(this, target, threads))
+    size, compute = (t.size for t in ELEMENTS[p.dtype])
+    whole = size == compute  # narrow types are widened while they are packed
+    if whole and 1 in p.a and p.b[1] == 1 and p.out[1] == 1 and (p.bias is None or p.bias[0] == 0):
+        if p.m <= FEW_ROWS or (p.k <= PLAIN_DEPTH and p.k * p.n * size <= PLAIN_BYTES):
+            return lower_plain(p, target, threads)
+    if p.n >= 4 * p.m and p.m <= NARROW:
+        turned = swapped(p)
+        return with_swapped_operands(lower_tiles(turned, target, threads, plain_a=whole and turned.a[1] == 1))
+    return lower_tiles(p, target, threads, plain_a=whole and p.a[1] == 1 and p.n <= NARROW)
+
+
+def streams_lines(p: Problem) -> bool:
+    """A long matrix that lies along depth, against few lines: read it once, where it is."""
+    if p.b[0] != 1 or p.k < 64:
+        return False
+    return p.m <= 4 or (p.m <= 24 and p.n * p.k * ELEMENTS[p.dtype][0].size >= STREAM_BYTES)

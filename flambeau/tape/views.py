@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from flambeau.autograd import tape
-from flambeau.autograd.grad_mode import mode
+from flambeau.tape import record as tape
+from flambeau.tape.grad_mode import mode
 from flambeau.engine import eager, in_place
 from flambeau.ir.op import REGISTRY, Op
 

@@ -13,7 +13,7 @@ import itertools
 import weakref
 from typing import Any
 
-from flambeau.autograd.grad_mode import mode
+from flambeau.tape.grad_mode import mode
 from flambeau.core.spec import NumberSpec, Spec
 from flambeau.engine import eager
 from flambeau.engine.plan import Plan, make_plan

@@ -9,8 +9,8 @@ import heapq
 from collections.abc import Sequence
 from typing import Any
 
-from flambeau.autograd import tape
-from flambeau.autograd.grad_mode import mode
+from flambeau.tape import record as tape
+from flambeau.tape.grad_mode import mode
 from flambeau.ir.op import REGISTRY
 
 

@@ -1,0 +1,7 @@
+"""Functions of `torch.nn.functional`, from the ops' declarations."""
+
+from __future__ import annotations
+
+from flambeau.namespace import names_of
+
+__getattr__, __dir__ = names_of("nn.functional.", globals())

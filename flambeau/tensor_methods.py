@@ -1,0 +1,83 @@
+"""Methods of Tensor written by hand: conversion between devices, dtypes, Python and NumPy.
+
+Everything that is an op comes from its declaration instead.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flambeau._tensor import Tensor
+from flambeau.core.device import device
+from flambeau.core.dtype import ALIASES, BY_NAME, dtype
+from flambeau.interop.arrays import to_numpy
+from flambeau.ir.op import REGISTRY
+
+
+def to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """The tensor in another dtype, on another device, or like another tensor. Itself if nothing changes."""
+    wanted_dtype, wanted_device = kwargs.get("dtype"), kwargs.get("device")
+    for a in args:
+        if isinstance(a, dtype):
+            wanted_dtype = a
+        elif isinstance(a, (str, device)):
+            wanted_device = a
+        elif isinstance(a, Tensor):
+            wanted_dtype, wanted_device = a.dtype, a.device
+    del wanted_device
+    if wanted_dtype is None or wanted_dtype is self.spec.dtype:
+        return self
+    return REGISTRY["to_dtype"](self, wanted_dtype)
+
+
+def cpu(self: Tensor) -> Tensor:
+    """The tensor on the CPU."""
+    return self.to("cpu")
+
+
+def numpy(self: Tensor, *, force: bool = False) -> Any:
+    """A NumPy array on the tensor's memory."""
+    return to_numpy(self, force=force)
+
+
+def expand(self: Tensor, *sizes: Any) -> Tensor:
+    """A view with size-1 dims repeated."""
+    return REGISTRY["expand"](self, _sizes(sizes))
+
+
+def view(self: Tensor, *sizes: Any) -> Tensor:
+    """The same memory in another shape."""
+    return REGISTRY["view"](self, _sizes(sizes))
+
+
+def reshape(self: Tensor, *sizes: Any) -> Tensor:
+    """The elements in another shape."""
+    return REGISTRY["reshape"](self, _sizes(sizes))
+
+
+def as_strided(self: Tensor, size: Any, stride: Any, storage_offset: int | None = None) -> Tensor:
+    """A view of the storage with given strides, from `storage_offset` elements after its start."""
+    extra = 0 if storage_offset is None else storage_offset - self.storage_offset()
+    return REGISTRY["as_strided"](self, tuple(size), tuple(stride), extra)
+
+
+def _sizes(sizes: tuple) -> tuple[int, ...]:
+    if len(sizes) == 1 and isinstance(sizes[0], (tuple, list)):
+        sizes = sizes[0]
+    return tuple(int(n) for n in sizes)
+
+
+def _converter(d: dtype):
+    def convert(self: Tensor) -> Tensor:
+        return to(self, d)
+    convert.__doc__ = f"The tensor in {d.name}."
+    return convert
+
+
+def install() -> None:
+    """Hang the methods on Tensor."""
+    for f in (to, cpu, numpy, expand, view, reshape, as_strided):
+        setattr(Tensor, f.__name__, f)
+    for name, d in {**BY_NAME, **ALIASES}.items():
+        if name in ("half", "float", "double", "short", "int", "long", "cfloat", "cdouble", "bool", "bfloat16"):
+            setattr(Tensor, name, _converter(d))
