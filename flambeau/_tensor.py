@@ -630,16 +630,14 @@ def _dunder(name: str, op: Op):
     return first
 
 
-def _saved_alias(x: Tensor, node: Any, at: int) -> Tensor:
-    """What a node keeps of a tensor: an output without its history (no cycle), a traced input at its present value."""
-    traced = x.__dict__.get("_traced")
-    if node is None and traced is None:
-        return x
+def _saved_alias(x: Tensor, history: bool = True) -> Tensor:
+    """A traced tensor at its present value; an output goes without its history (no cycle)."""
+    x._traced  # a view whose base was written to takes its new value first
     t = new_tensor(x.spec, x.ptr, x.storage)
     for name in ("_traced", "_wrapped"):
         if name in x.__dict__:
             t.__dict__[name] = x.__dict__[name]
-    if node is None:
+    if history:
         t.node, t.needs_grad = x.node, x.needs_grad
     return t
 
@@ -669,6 +667,8 @@ eager.hooks.record = tape.record
 eager.hooks.address = lambda t: t.ptr
 in_place.hooks.clone = lambda t: REGISTRY["clone"](t.detach())
 tape.saved_alias = _saved_alias
+tape.from_memory = new_tensor
+tape.wrap = wrap
 tape.zeros = _zeros
 tracing.set_make(wrap_traced)
 bind.set_bottom(eager.process)

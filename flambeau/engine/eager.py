@@ -37,15 +37,18 @@ hooks = Hooks()
 class Info:
     """What is known about an op at one set of specs and attributes: its plan, and what the tape adds."""
 
-    __slots__ = ("op", "args", "plan", "specs", "view", "analyses", "single", "__weakref__")
+    __slots__ = ("op", "args", "plan", "specs", "view", "analyses", "by_bits", "positions", "single", "__weakref__")
 
     def __init__(self, op: Op, args: tuple):
         """`args` holds specs where tensors go, and number specs for run-time numbers."""
         self.op, self.args = op, args
-        self.specs: tuple[Spec, ...] = infer(op, args_with_types(op, args))
+        self.specs: tuple[Spec, ...] = infer(op, args)
         self.view: tuple | None = None
         self.plan: Plan | None = None
         self.analyses: dict = {}
+        self.by_bits: dict = {}  # which inputs need a gradient -> analysis
+        self.positions = None if any(p.role == "Tensors" for p in op.params) else tuple(
+            i for i, a in enumerate(args) if isinstance(a, (Spec, NumberSpec)))
         self.single = op.outputs == 1
         if op.kind == VIEW:
             self.view = op.rules.view(args[0], *args[1:])
@@ -61,10 +64,6 @@ class Info:
         where = self.specs[0].device if self.specs else None
         self.plan = make_plan(self.graph(), where)
         return self.plan
-
-
-def args_with_types(op: Op, args: tuple) -> tuple:
-    return args
 
 
 def map_specs(function: Callable, op: Op, args: tuple) -> tuple:

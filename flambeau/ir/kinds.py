@@ -22,7 +22,7 @@ from flambeau.ir.op import (
     Refused,
 )
 
-NOT_DIFFERENTIABLE = Refused("its result is piecewise constant or not a number")
+NOT_DIFFERENTIABLE = Refused("its result is piecewise constant or not a number", silent=True)
 LINEAR = "linear"  # jvp: the op itself applied to the tangents
 DERIVED = "derived"  # jvp: by transposing the vjp; batch: by the kind's own rule or by decomposition
 

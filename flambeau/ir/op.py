@@ -29,10 +29,13 @@ _MISSING = object()
 
 
 class Refused:
-    """An explicit "no rule" and why; the reason is what the user reads."""
+    """An explicit "no rule" and why; the reason is what the user reads.
 
-    def __init__(self, reason: str):
-        self.reason = reason
+    `silent`: results simply carry no gradient (as with comparisons) instead of raising in backward.
+    """
+
+    def __init__(self, reason: str, silent: bool = False):
+        self.reason, self.silent = reason, silent
 
     def __repr__(self) -> str:
         return f"Refused({self.reason!r})"

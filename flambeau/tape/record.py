@@ -16,8 +16,9 @@ from typing import Any
 from flambeau.tape.grad_mode import mode
 from flambeau.core.spec import NumberSpec, Spec
 from flambeau.engine import eager
-from flambeau.engine.plan import Plan, make_plan
+from flambeau.engine.plan import Plan, allocate, make_plan
 from flambeau.ir import tracing
+from flambeau.ir.bind import MODES, stack
 from flambeau.ir.graph import Graph, Value, map_values
 from flambeau.ir.kinds import DERIVED
 from flambeau.ir.op import Op, Refused
@@ -29,14 +30,28 @@ _anomaly: list = []  # set by anomaly mode
 class Analysis:
     """The backward of an op at its specs, for one choice of inputs that need gradients."""
 
-    __slots__ = ("info", "mask", "graph", "used", "results", "plans", "grad_specs")
+    __slots__ = ("info", "mask", "graph", "used", "results", "plan", "fast", "grad_specs", "saved_inputs", "saved_outputs", "grads_used",
+                 "differentiable")
 
     def __init__(self, info: eager.Info, mask: tuple[bool, ...], grad_specs: tuple[Spec, ...]):
         self.info, self.mask, self.grad_specs = info, mask, grad_specs
-        self.plans: dict[Any, Plan] = {}
+        self.plan: Plan | None = None
+        self.fast: tuple | None = None
         self.graph, self.results = self._trace()
         needed = {v for n in self.graph.nodes for v in n.inputs} | set(self.graph.outputs)
-        self.used = tuple(v in needed for v in self.graph.inputs)  # saved values, then gradients
+        self.used = tuple(v in needed for v in self.graph.inputs)  # inputs, outputs, gradients
+        n, m = len(mask), len(info.specs)
+        self.saved_inputs = tuple(i for i in range(n) if self.used[i])
+        self.saved_outputs = tuple(i for i in range(m) if self.used[n + i])
+        self.grads_used = self.used[n + m: n + 2 * m]
+        self.differentiable = tuple(i for i, s in enumerate(info.specs) if s.dtype.kind in "fc" and i not in info.op.rules.no_gradient)
+
+    def make_plan(self) -> Plan:
+        """The graph over what it reads, as a plan."""
+        self.plan = make_plan(pruned(self), self.info.specs[0].device)
+        if self.plan.fast is not None and sum(r >= 0 for r in self.results) == 1:
+            self.fast = self.plan.fast
+        return self.plan
 
     def _trace(self) -> tuple[Graph, tuple[int, ...]]:
         """The graph over [inputs, outputs, gradients of outputs]; `results[i]` is the output that holds input i's gradient, or -1."""
@@ -154,11 +169,28 @@ def _map_leaves(function, op: Op, args: tuple) -> tuple:
 run_backward: Any = None  # set by autograd.backward, which needs nodes
 
 
-class Node:
-    """One taped op. `edges[i]` leads to where input i came from: (node, output index), (None, leaf tensor) or None."""
+class _NodeSlots:
+    """What every node has; hooks and the like are rare and live in the instance's dictionary."""
 
-    __slots__ = ("info", "edges", "saved", "versions", "mask", "out_specs", "sequence", "hooks", "pre_hooks", "where", "analysis", "retained",
-                 "metadata", "__weakref__")
+    __slots__ = ("analysis", "edges", "saved", "versions", "sequence")
+
+
+class Node(_NodeSlots):
+    """One taped op. `edges[i]` leads to where input i came from: (node, output index), (None, leaf tensor) or None.
+
+    `saved` holds, in order, the inputs and outputs that the backward graph reads: tensors, numbers, and for outputs (spec, address,
+    storage) so that a node does not keep itself alive.
+    """
+
+    hooks = pre_hooks = retained = metadata = where = None
+
+    @property
+    def info(self) -> eager.Info:
+        return self.analysis.info
+
+    @property
+    def out_specs(self) -> tuple[Spec, ...]:
+        return self.analysis.info.specs
 
     def name(self) -> str:
         """As PyTorch spells it: MulBackward0."""
@@ -182,50 +214,81 @@ class Node:
         return _add_hook(self, "pre_hooks", hook)
 
     # ------------------------------------------------------------------ running
-    def backward(self, grads: list, create_graph: bool) -> list:
-        """Gradients of the inputs from gradients of the outputs (None: zero)."""
-        if self.saved is None:
+    def backward(self, grads: list, create_graph: bool) -> Any:
+        """Gradients of the inputs, in the order of `edges`, from gradients of the outputs (None: zero)."""
+        saved = self.saved
+        if saved is None:
             raise RuntimeError(f"backward: {self.name()} was gone through before and its saved tensors are freed. Trying to backward through the "
                                f"graph a second time: pass retain_graph=True to the first backward.")
-        grads = [g if g is not None else zeros(s) for g, s in zip(grads, self.out_specs)]
-        self._check_versions()
-        specs = tuple(g.spec.plain() for g in grads)
         analysis = self.analysis
+        if any([g is None for g in grads]):
+            grads = [g if g is not None else zeros(s) for g, s in zip(grads, self.out_specs)]
+        for v, version in zip(saved, self.versions):
+            if version is not None and (v[2] if type(v) is tuple else v.storage).version != version:
+                self._complain_of_version(v, version)
+        specs = tuple([g.spec for g in grads])
         if specs != analysis.grad_specs:
-            analysis = analysis_of(self.info, self.mask, specs)
-        values = [*self.saved, *grads]
-        if create_graph or tracing.current() is not None or any(v is not None and hasattr(v, "spec") and v.spec.is_slow for v in values):
-            outs = interpret(analysis.graph, self._with_history(values) if create_graph else values)
-        else:
-            kept = [v for v, used in zip(values, analysis.used) if used]
-            plan = analysis.plans.get("plan")
-            if plan is None:
-                plan = analysis.plans["plan"] = make_plan(pruned(analysis), self.out_specs[0].device)
-            outs = eager.run_plan(plan, kept)
+            specs = tuple([s.plain() for s in specs])
+            if specs != analysis.grad_specs:
+                analysis = analysis_of(analysis.info, analysis.mask, specs)
+        if create_graph or MODES or any([g.spec.is_slow for g in grads]):
+            if create_graph or tracing.current() is not None or stack.items or any([g.spec.is_slow for g in grads]) or self._is_slow():
+                outs = interpret(analysis.graph, self._values(analysis, grads, create_graph))
+                return [None if r < 0 else outs[r] for r in analysis.results]
+        plan = analysis.plan
+        if plan is None:
+            plan = analysis.make_plan()
+        inputs = [v[1] if type(v) is tuple else v.ptr if hasattr(v, "ptr") else v for v in saved]
+        for g, used in zip(grads, analysis.grads_used):
+            if used:
+                inputs.append(g.ptr)
+        fast = analysis.fast
+        if fast is not None:
+            entry, spec, block = fast
+            ptr = allocate(spec)
+            entry(*inputs, ptr, block)
+            found = wrap(spec, ptr)
+            return [None if r < 0 else found for r in analysis.results]
+        sources = [v for v in saved]
+        sources += [g for g, used in zip(grads, analysis.grads_used) if used]
+        outs = eager.run_plan(plan, [_as_tensor(v) for v in sources])
         return [None if r < 0 else outs[r] for r in analysis.results]
 
-    def _with_history(self, values: list) -> list:
-        """Saved outputs with this node as their history again (kept without it, to avoid a cycle)."""
-        first = len(self.mask)
-        values = list(values)
-        for at in range(len(self.out_specs)):
-            x = values[first + at]
-            if x is not None:
-                values[first + at] = x = x.detach()
-                x.node, x.needs_grad = (self, at), True
-        return values
+    def _is_slow(self) -> bool:
+        return any(hasattr(v, "spec") and v.spec.is_slow for v in self.saved)
 
-    def _check_versions(self) -> None:
-        for v, version in zip(self.saved, self.versions):
-            if version is not None and v.storage is not None and v.storage.version != version:
-                raise RuntimeError(
-                    f"backward: a tensor of shape {list(v.spec.shape)} that {self.name()} saved has been modified by an in-place operation: it is at "
-                    f"version {v.storage.version}, version {version} was saved. Write to a clone, or move the in-place op after backward."
-                    + (f"\nThe op was called at:\n{self.where}" if self.where else ""))
+    def _values(self, analysis: Analysis, grads: list, create_graph: bool) -> list:
+        """Values for all inputs of the backward graph; what it does not read is None."""
+        values: list = []
+        it = iter(self.saved)
+        first = len(analysis.mask)
+        for i, used in enumerate(analysis.used[: first + len(self.out_specs)]):
+            v = next(it) if used else None
+            if v is not None and i >= first:
+                v = _as_tensor(v).detach()
+                if create_graph:
+                    v.node, v.needs_grad = (self, i - first), True
+            values.append(v)
+        return [*values, *grads]
+
+    def saved_tensors(self) -> tuple:
+        """What this node keeps, as tensors."""
+        return tuple(_as_tensor(v) for v in self.saved or ())
+
+    def _complain_of_version(self, v: Any, version: int) -> None:
+        spec, storage = (v[0], v[2]) if type(v) is tuple else (v.spec, v.storage)
+        raise RuntimeError(
+            f"backward: a tensor of shape {list(spec.shape)} that {self.name()} saved has been modified by an inplace operation: it is at version "
+            f"{storage.version}, version {version} was saved. Write to a clone, or move the in-place op after backward."
+            + (f"\nThe op was called at:\n{self.where}" if self.where else ""))
 
     def release(self) -> None:
         """Let go of saved tensors."""
         self.saved = None
+
+
+def _as_tensor(v: Any) -> Any:
+    return from_memory(*v) if type(v) is tuple else v
 
 
 class AccumulateGrad:
@@ -329,60 +392,79 @@ def record(info: eager.Info, args: tuple, outs: tuple) -> None:
     if not mode.enabled:
         if mode.inference:
             for o in outs:
-                o._inference = True
+                o.__dict__["_inference"] = True
         return
-    op = info.op
-    inputs = eager.inputs_of(op, args)
-    wanted = False
-    mask = []
+    positions = info.positions
+    if positions is None:  # lists of tensors: the general way
+        inputs = eager.inputs_of(info.op, args)
+    else:
+        inputs = [args[i] for i in positions]
+    bits, bit = 0, 1
     for x in inputs:
-        need = hasattr(x, "spec") and x.needs_grad and x.spec.dtype.kind in "fc"
-        mask.append(need)
-        wanted |= need
-    if not wanted:
+        if hasattr(x, "spec") and x.needs_grad:
+            bits |= bit
+        bit += bit
+    if not bits:
         return
-    kinds = [s.dtype.kind in "fc" for s in info.specs]
-    if not any(kinds) or isinstance(op.rules.vjp, Refused) and op.rules.vjp.reason.startswith("its result is"):
-        return
-    node = new_node(info, tuple(mask), inputs, outs)
-    for i, (o, inexact) in enumerate(zip(outs, kinds)):
-        if inexact and i not in op.rules.no_gradient:
-            o.needs_grad = True
-            o.node = (node, i)
-
-
-def new_node(info: eager.Info, mask: tuple[bool, ...], inputs: list, outs: tuple) -> Node:
-    """A node with its edges and what its backward reads."""
-    analysis = info.analyses.get(mask)
+    analysis = info.by_bits.get(bits, False)
+    if analysis is False:
+        analysis = _first_analysis(info, bits, inputs)
     if analysis is None:
-        grad_specs = tuple(Spec.of(s.shape, s.dtype, s.device) for s in info.specs)
-        analysis = info.analyses[mask] = analysis_of(info, mask, grad_specs)
+        return
     node = Node()
-    node.info, node.mask, node.analysis = info, mask, analysis
-    node.edges = [edge_of(x) if m else None for x, m in zip(inputs, mask)]
-    saved, versions = [], []
-    n = len(inputs)
-    for i, used in enumerate(analysis.used[: n + len(outs)]):
-        x = inputs[i] if i < n else outs[i - n]
-        if not used:
-            saved.append(None)
-            versions.append(None)
-            continue
-        if not hasattr(x, "spec"):
-            saved.append(x)
-            versions.append(None)
-            continue
-        if i >= n or x._view is not None or x.node is not None:
-            x = saved_alias(x, node if i >= n else None, i - n)
-        saved.append(x)
-        versions.append(x.storage.version if x.storage is not None else None)
-    node.saved, node.versions = saved, versions
-    node.out_specs = info.specs
+    node.analysis = analysis
     node.sequence = next(_sequence)
-    node.hooks = node.pre_hooks = node.retained = node.metadata = None
-    node.where = _anomaly[-1]() if _anomaly else None
-    return node
+    edges: list = []
+    for x, wanted in zip(inputs, analysis.mask):
+        if not wanted:
+            edges.append(None)
+        elif x._view is None:
+            edges.append(x.node or (None, x))
+        else:
+            edges.append(edge_of(x))
+    node.edges = edges
+    saved, versions = [], []
+    for i in analysis.saved_inputs:
+        x = inputs[i]
+        if not hasattr(x, "spec"):
+            versions.append(None)
+        elif x.ptr is None:
+            x = saved_alias(x)
+            versions.append(None)
+        else:
+            versions.append(x.storage.version)
+        saved.append(x)
+    for i in analysis.saved_outputs:
+        x = outs[i]
+        if x.ptr is None:
+            saved.append(saved_alias(x, history=False))
+            versions.append(None)
+        else:
+            saved.append((x.spec, x.ptr, x.storage))
+            versions.append(x.storage.version)
+    node.saved, node.versions = saved, versions
+    if _anomaly:
+        node.where = _anomaly[-1]()
+    for i in analysis.differentiable:
+        o = outs[i]
+        o.needs_grad = True
+        o.node = (node, i)
 
 
-saved_alias: Any = None  # set by the tensor layer: the same memory and history, no reference to the tensor object
+def _first_analysis(info: eager.Info, bits: int, inputs: list) -> Analysis | None:
+    """The analysis for a choice of inputs, kept; None if nothing is differentiable."""
+    op = info.op
+    mask = tuple(bool(bits >> i & 1) and x.spec.dtype.kind in "fc" for i, x in enumerate(inputs))
+    kinds = tuple(i for i, s in enumerate(info.specs) if s.dtype.kind in "fc" and i not in op.rules.no_gradient)
+    refused = isinstance(op.rules.vjp, Refused)
+    analysis = None
+    if any(mask) and kinds and not (refused and op.rules.vjp.silent):
+        analysis = analysis_of(info, mask, tuple(Spec.of(s.shape, s.dtype, s.device) for s in info.specs))
+    info.by_bits[bits] = analysis
+    return analysis
+
+
+saved_alias: Any = None  # set by the tensor layer: a traced tensor at its present value
+from_memory: Any = None  # set by the tensor layer: a tensor from (spec, address, storage)
+wrap: Any = None  # set by the tensor layer: a tensor that owns a fresh block
 history_of_view: Any = None  # set by `views`
