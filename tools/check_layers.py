@@ -53,6 +53,8 @@ SAME_LAYER: dict[tuple[str, str], str] = {
     ("_tensor", "autograd"): "a tensor carries its place on the tape",
     ("optim", "nn"): "optimisers take parameters",
     ("nn", "random"): "initialisation draws random numbers",
+    ("serialization", "nn"): "files hold parameters, which are loaded as such",
+    ("interop", "serialization"): "safetensors files become tensors as checkpoints do",
     ("utils", "nn"): "torch.utils has functions about modules and their parameters",
 }
 
