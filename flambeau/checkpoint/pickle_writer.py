@@ -42,7 +42,10 @@ Describer = Callable[[object], Described]
 
 
 class PickleWriter:
-    """One stream. `describe` raises TypeError("must ...") for what it knows but cannot give. Without `placements` the storages are not known yet, and the bytes are good for nothing but a survey."""
+    """One stream. Without `placements` the storages are not known yet, and the bytes are good for nothing but a survey.
+
+    `describe` raises TypeError("must ...") for what it knows but cannot give.
+    """
 
     def __init__(self, describe: Describer, placements: Mapping[int, Placement] | None = None):
         self._describe = describe

@@ -57,6 +57,7 @@ def test_reads_what_the_standard_library_writes(wide, seekable):
     assert {name: bytes(reader.read(name)) for name in reader.entries} == RECORDS
 
 
+@pytest.mark.slow
 def test_more_records_than_16_bits_count():
     records = {f"a/{i}": b"" for i in range(70_000)}
     data = written(records)
