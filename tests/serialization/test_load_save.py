@@ -9,6 +9,7 @@ import struct
 
 import numpy as np
 import pytest
+from flambeau.nn.parameter import Parameter
 
 import flambeau
 from flambeau.base.errors import UnsupportedError
@@ -17,7 +18,6 @@ from flambeau.core.device import CPU, device
 from flambeau.core.dtype import BY_NAME
 from flambeau.core.spec import Size
 from flambeau.interop.arrays import from_numpy
-from flambeau.nn.parameter import Parameter
 from flambeau.serialization import load, memory, save
 from tests.serialization import streams
 
@@ -88,8 +88,8 @@ def test_a_slice_of_a_large_tensor_is_small_on_disk(tmp_path):
 
 
 def test_values_that_are_not_tensors():
-    value = {"size": Size((2, 3)), "dtype": flambeau.float16, "device": CPU, "sim": device("sim", 1), "n": 3, "x": 1.5, "flags": (True, None),
-             "names": {"a", "b"}, 7: [b"raw", "text", 1 + 2j], "numpy": np.float32(0.5)}  # fmt: skip
+    value = {"size": Size((2, 3)), "dtype": flambeau.float16, "device": CPU, "sim": device("sim", 1), "n": 3, "flags": (True, None),
+             "x": 1.5, "names": {"a", "b"}, 7: [b"raw", "text", 1 + 2j], "numpy": np.float32(0.5)}  # fmt: skip
     back = through(value)
     assert back == value
     assert back["dtype"] is flambeau.float16
@@ -99,7 +99,8 @@ def test_values_that_are_not_tensors():
 
 
 def test_parameters_state_dicts_and_attributes():
-    state = collections.OrderedDict(weight=Parameter(tensor([1, 2])), frozen=Parameter(tensor([3]), requires_grad=False), steps=tensor(4))
+    state = collections.OrderedDict(weight=Parameter(tensor([1, 2])), frozen=Parameter(tensor([3]), requires_grad=False))
+    state["steps"] = tensor(4)
     state._metadata = collections.OrderedDict({"": {"version": 1}})
     state["weight"].decay = 0.1
     state["steps"].note = "plain"
@@ -234,7 +235,8 @@ def test_attributes_cannot_shadow_what_a_tensor_has():
 
 
 def test_numpy_arrays_come_back_as_arrays():
-    state = streams.items(streams.number(1), streams.items(streams.number(2)), numpy_dtype("f4"), b"\x89", numpy_bytes(struct.pack("<2f", 1, 2)))
+    data = numpy_bytes(struct.pack("<2f", 1, 2))
+    state = streams.items(streams.number(1), streams.items(streams.number(2)), numpy_dtype("f4"), b"\x89", data)
     made = streams.items(streams.name("numpy", "ndarray"), streams.items(streams.number(0)), numpy_bytes(b"b"))
     body = streams.name("numpy.core.multiarray", "_reconstruct") + made + b"R" + state + b"b"
     back = load(io.BytesIO(streams.archive(streams.protocol(body))))
