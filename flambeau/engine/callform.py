@@ -72,7 +72,11 @@ def fast_key(op: Op, args: tuple) -> Any:
         elif p.role == "Tensors":
             return None
         elif p.role == "Scalar":
-            if a is not p.default:
+            if a is p.default or (type(a) is type(p.default) and a == p.default):
+                parts.append(None)
+            elif type(a) in (float, int):
+                parts.append(type(a))
+            else:
                 return None
         else:
             try:
@@ -177,8 +181,15 @@ def _fast_body(op: Op, everything: str) -> list[str]:
             keys.append(f"k_{n}")
             pointers.append(f"*(() if {n} is None else ({n}.ptr,))")
             needs.append(f"g_{n}")
-        elif p.role == "Scalar":
-            guard.append(f"{n} is not _d_{n}")
+        elif p.role == "Scalar":  # at its default a part of the code, else its type is in the key and its value a slot
+            word = "if"
+            if not p.required:
+                before += [f"        if {n} is _d_{n} or (type({n}) is type(_d_{n}) and {n} == _d_{n}):", f"            k_{n} = None; p_{n} = ()"]
+                word = "elif"
+            before += [f"        {word} type({n}) is float or type({n}) is int:", f"            k_{n} = type({n}); p_{n} = ({n},)",
+                       "        else:", f"            return slow(op, {everything})"]
+            keys.append(f"k_{n}")
+            pointers.append(f"*p_{n}")
         else:
             keys.append(n)
     key = ", ".join(keys)
