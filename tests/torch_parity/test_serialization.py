@@ -8,7 +8,10 @@ import io
 import numpy as np
 import pytest
 import torch
+from flambeau.nn.parameter import Parameter
 
+import flambeau
+from flambeau import serialization
 from flambeau.checkpoint import torch_format
 from flambeau.checkpoint.pickle_writer import Described, TensorEntry
 from flambeau.checkpoint.records import (
@@ -22,6 +25,7 @@ from flambeau.checkpoint.records import (
     StorageRecord,
     TensorRecord,
 )
+from flambeau.interop import safetensors
 
 FORMATS = pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
 
@@ -241,3 +245,63 @@ def test_torch_reads_one_storage_seen_as_two_dtypes():
     back = torch.load(io.BytesIO(written([base, base.view(torch.int16)[4:]])), weights_only=True)
     assert torch.equal(back[0], base)
     assert torch.equal(back[1], base.view(torch.int16)[4:])
+
+
+# ---------------------------------------------------------------------- tensors both ways
+SHARED_DTYPES = [dtype for dtype in DTYPES if hasattr(flambeau, str(dtype).removeprefix("torch."))]
+
+
+@FORMATS
+@pytest.mark.parametrize("dtype", SHARED_DTYPES, ids=str)
+def test_tensors_of_every_dtype_come_over_and_go_back(dtype, legacy, tmp_path):
+    tensor = random_tensor(dtype)
+    torch.save({"t": tensor, "turned": tensor.T}, tmp_path / "there.pt", _use_new_zipfile_serialization=not legacy)
+    ours = serialization.load(tmp_path / "there.pt")
+    assert str(ours["t"].dtype).removeprefix("flambeau.") == str(dtype).removeprefix("torch.")
+    assert ours["turned"].stride() == tensor.T.stride()
+    serialization.save(ours, tmp_path / "back.pt")
+    back = torch.load(tmp_path / "back.pt", weights_only=True)
+    assert raw(back["t"]) == raw(tensor)
+    assert raw(back["turned"]) == raw(tensor.T)
+    assert back["t"].untyped_storage().data_ptr() == back["turned"].untyped_storage().data_ptr()
+
+
+def test_a_training_state_comes_over_and_goes_back():
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+    optimiser = torch.optim.AdamW(model.parameters(), 1e-3)
+    model(torch.randn(5, 3)).sum().backward()
+    optimiser.step()
+    state = {"model": model.state_dict(), "optimiser": optimiser.state_dict(), "parameter": model[0].weight, "size": torch.Size([2])}
+    ours = serialization.load(io.BytesIO(torch_bytes(state)))
+    assert isinstance(ours["parameter"], Parameter)
+    assert ours["parameter"].requires_grad
+    stream = io.BytesIO()
+    serialization.save(ours, stream)
+    stream.seek(0)
+    back = torch.load(stream, weights_only=True)
+    assert back["model"]._metadata == state["model"]._metadata
+    assert all(torch.equal(back["model"][name], tensor) for name, tensor in state["model"].items())
+    assert isinstance(back["parameter"], torch.nn.Parameter)
+    assert back["size"] == state["size"]
+    again = torch.optim.AdamW(model.parameters(), 1e-3)
+    again.load_state_dict(back["optimiser"])
+    model.load_state_dict(back["model"])
+    assert torch.equal(again.state_dict()["state"][0]["exp_avg"], optimiser.state_dict()["state"][0]["exp_avg"])
+
+
+def test_lazy_conjugates_and_negatives_are_resolved():
+    value = torch.tensor([1 + 2j, 3 - 4j])
+    for lazy in (value.conj(), value.conj().imag):
+        assert lazy.is_conj() or lazy.is_neg()
+        assert serialization.load(io.BytesIO(torch_bytes(lazy))).tolist() == lazy.tolist()
+
+
+def test_safetensors_files_are_those_of_the_library(tmp_path):
+    library = pytest.importorskip("safetensors.torch")
+    tensors = {str(dtype): random_tensor(dtype) for dtype in SHARED_DTYPES if dtype is not torch.complex128}
+    library.save_file(tensors, tmp_path / "there", {"format": "pt"})
+    ours = safetensors.load_file(tmp_path / "there")
+    safetensors.save_file(ours, tmp_path / "back", {"format": "pt"})
+    back = library.load_file(tmp_path / "back")
+    assert all(raw(back[name]) == raw(tensor) for name, tensor in tensors.items())
+    assert set(back) == set(tensors)
