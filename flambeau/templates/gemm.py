@@ -19,6 +19,7 @@ from flambeau.templates.gemm_amx import lower_amx
 from flambeau.templates.gemm_complex import PARTS, lower_complex
 from flambeau.templates.gemm_dot import lower_dot
 from flambeau.templates.gemm_problem import Problem, normalised, swapped, with_swapped_operands
+from flambeau.templates.gemm_split import lower_split, splits
 from flambeau.templates.gemm_tiles import ELEMENTS, lower_plain, lower_tiles
 from flambeau.templates.launch import Lowered
 
@@ -77,6 +78,13 @@ def lower(p: Problem, target: Target, threads: int) -> Lowered:
     """The choice among the kernels, by dtype, sizes and layout, never by the number of threads."""
     if p.dtype in PARTS:
         return lower_complex(p, lambda real: lower(real, target, threads))
+    if splits(p):
+        return lower_split(p, lambda part: lower_real(part, target, threads))
+    return lower_real(p, target, threads)
+
+
+def lower_real(p: Problem, target: Target, threads: int) -> Lowered:
+    """One product of real numbers, its depth in one piece."""
     if p.dtype == "bfloat16" and target.has("amx-bf16", "avx512bf16") and target.vector_bytes == 64 and p.k > 0:
         return lower_amx(p, threads)
     for this, way in ((p, lambda lowered: lowered), (swapped(p), with_swapped_operands)):

@@ -29,7 +29,7 @@ BLOCK_K = 4096
 
 FIELDS = (
     "units", "grain", "m", "n", "k", "a_row", "a_step", "b_step", "b_column", "c_row", "c_column", "bias_row", "bias_column",
-    "block_m", "block_n", "block_k", "tiles_m", "tiles_n", "scratch_stride", "in_place", "stage_stride", "flags", "batch_rank",
+    "block_m", "block_n", "block_k", "tiles_m", "tiles_n", "scratch_stride", "in_place", "stage_stride", "flags",
 )  # fmt: skip
 BATCH = len(FIELDS)
 
@@ -228,7 +228,7 @@ def build_amx(target: Target, order: str, out: str, prefetch_steps: int) -> Modu
     with k.range(begin, end) as unit:
         rest, column_tile = unit // p["tiles_n"], unit % p["tiles_n"]
         batch, row_tile = rest // p["tiles_m"], rest % p["tiles_m"]
-        a_at, b_at, c_at = unit_offsets(k, k.offset(slot["block"], 8 * BATCH), p["batch_rank"], batch, 3)
+        a_at, b_at, c_at = unit_offsets(k, k.offset(slot["block"], 8 * BATCH), batch, 3)
         row0, column0 = row_tile * p["block_m"], column_tile * p["block_n"]
         rows, columns = k.minimum(p["m"] - row0, p["block_m"]), k.minimum(p["n"] - column0, p["block_n"])
         a_unit = k.offset(slot["a"], a_at + row0 * p["a_row"], bf16)
@@ -288,7 +288,7 @@ def build_amx_pack(target: Target, order: str) -> Module:
     with k.range(begin, end) as unit:
         rest, panel = unit // panels, unit % panels
         batch, depth_block = rest // blocks, rest % blocks
-        _, b_at = unit_offsets(k, k.offset(block, 8 * BATCH), p["batch_rank"], batch, 2)
+        _, b_at = unit_offsets(k, k.offset(block, 8 * BATCH), batch, 2)
         at, column = depth_block * p["block_k"], panel * PANEL
         depth = k.minimum(p["k"] - at, p["block_k"])
         stored = (depth + (STEP - 1)) & -STEP

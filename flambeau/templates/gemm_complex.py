@@ -16,7 +16,7 @@ from dataclasses import replace
 from flambeau.kernel.dsl import Module
 from flambeau.kernel.target import Target
 from flambeau.kernel.types import i64, ptr
-from flambeau.templates.gemm_problem import Problem, launch, normalised, swapped, with_swapped_operands
+from flambeau.templates.gemm_problem import Problem, batch_words, launch, normalised, swapped, with_swapped_operands
 from flambeau.templates.gemm_tiles import ABI, ELEMENTS, unit_offsets
 from flambeau.templates.launch import Launch, Lowered
 
@@ -35,10 +35,10 @@ def build_complex_copy(target: Target, part: str, mode: int) -> Module:
     k = module.function("kernel", ABI)
     slots, begin, end, _ = k.args
     source, target_at, block = (k.load(slots, ptr, i) for i in range(3))
-    rows, columns, from_row, from_column, to_row, to_column, rank = (k.load(block, i64, 2 + i) for i in range(7))
+    rows, columns, from_row, from_column, to_row, to_column = (k.load(block, i64, 2 + i) for i in range(6))
     with k.range(begin, end) as unit:
         place, i = unit // rows, unit % rows
-        from_at, to_at = unit_offsets(k, k.offset(block, 8 * 9), rank, place, 2)
+        from_at, to_at = unit_offsets(k, k.offset(block, 8 * 8), place, 2)
         line = k.offset(source, from_at + i * from_row, real)
         to = k.offset(target_at, to_at + i * to_row, real)
         with k.range(0, columns) as j:
@@ -70,12 +70,12 @@ class _Scratch:
     def copy(self, source: int, to: int, mode: int, sizes: tuple[int, int], strides: tuple[int, int], to_strides: tuple[int, int],
              batch: list[tuple[int, int, int]]) -> Launch:  # fmt: skip
         """Strides of the source and of the batch entries (size, of source, of copy) in reals."""
-        entries = tuple(v for size, a, b in batch for v in (size, a, b, 0))
+        words = batch_words((0, 0, 0), [(size, a, b, 0) for size, a, b in batch])
         units = sizes[0]
         for size, _, _ in batch:
             units *= size
         grain = 0 if units * sizes[1] < 1 << 14 else max(1, (1 << 12) // max(1, sizes[1]))
-        fields = (*sizes, *strides, *to_strides, len(batch), *entries)
+        fields = (*sizes, *strides, *to_strides, *words)
         return launch("gemm_complex_copy", (self.part, mode), build_complex_copy, (source, to), units, grain, fields)
 
 

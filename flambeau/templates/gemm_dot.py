@@ -24,7 +24,7 @@ from flambeau.templates.launch import Lowered
 
 FIELDS = (
     "units", "grain", "m", "n", "k", "x_row", "w_row", "c_row", "c_column", "bias_row", "bias_column", "block_n", "tiles_n",
-    "ahead", "flags", "batch_rank",
+    "ahead", "flags",
 )  # fmt: skip
 BATCH = len(FIELDS)
 
@@ -97,7 +97,7 @@ def build_dot(target: Target, dtype: str, out: str, rows: int, columns: int, unr
 
     with k.range(begin, end) as unit:
         place, column_tile = unit // p["tiles_n"], unit % p["tiles_n"]
-        x_at, w_at, c_at = unit_offsets(k, k.offset(slot["block"], 8 * BATCH), p["batch_rank"], place, 3)
+        x_at, w_at, c_at = unit_offsets(k, k.offset(slot["block"], 8 * BATCH), place, 3)
         column0 = column_tile * p["block_n"]
         last = k.minimum(p["n"], column0 + p["block_n"])
         x_unit, w_unit = k.offset(slot["x"], x_at, memory), k.offset(slot["w"], w_at, memory)
@@ -107,8 +107,8 @@ def build_dot(target: Target, dtype: str, out: str, rows: int, columns: int, unr
                 register_tile_at(k.offset(x_unit, i * p["x_row"], memory), p["m"] - i, k.offset(w_unit, j * p["w_row"], memory), last - j)
                 out_tile = k.offset(out_unit, i * p["c_row"] + j * p["c_column"], out_type)
                 bias_tile = k.offset(slot["bias"], i * p["bias_row"] + j * p["bias_column"], out_type)
-                k.call(finish, tile, columns, out_tile, p["c_row"], p["c_column"], k.minimum(p["m"] - i, rows), k.minimum(last - j, columns),
-                       bias_tile, p["bias_row"], p["bias_column"], p["flags"])
+                k.call(finish, tile, columns, out_tile, p["c_row"], p["c_column"], k.minimum(p["m"] - i, rows),
+                       k.minimum(last - j, columns), bias_tile, p["bias_row"], p["bias_column"], p["flags"])
     k.ret()
     return module
 
@@ -120,10 +120,10 @@ def build_lines(target: Target, dtype: str) -> Module:
     k = module.function("kernel", ABI)
     slots, begin, end, _ = k.args
     source, copy, block = (k.load(slots, ptr, i) for i in range(3))
-    m, depth, row, step, copy_row, rank = (k.load(block, i64, 2 + i) for i in range(6))
+    m, depth, row, step, copy_row = (k.load(block, i64, 2 + i) for i in range(5))
     with k.range(begin, end) as unit:
         place, i = unit // m, unit % m
-        _, at = unit_offsets(k, k.offset(block, 8 * 8), rank, place, 2)
+        _, at = unit_offsets(k, k.offset(block, 8 * 7), place, 2)
         line = k.offset(source, at + i * row, memory)
         to = k.offset(copy, unit * copy_row, memory)
         with k.range(0, depth) as p:
@@ -139,13 +139,14 @@ def lower_dot(p: Problem, target: Target, threads: int) -> Lowered:
     x = 0
     if p.a[1] != 1:
         line = round_up(p.k, 64)
-        turned = replace(p, batch=tuple((size, b, a, out) for size, a, b, out in p.batch))
+        turned = replace(p, batch=tuple((size, b, a, out) for size, a, b, out in p.batch), base=(p.base[1], p.base[0], p.base[2]))
         matrices, packing, reading = packed_batch(turned, line * p.m)
         launches.append(launch("gemm_lines", (p.dtype,), build_lines, (0, p.inputs + 1), matrices * p.m, 0,
                                (p.m, p.k, *p.a, line, *packing)))  # fmt: skip
         scratch = (matrices * p.m * line * ELEMENTS[p.dtype][0].size,)
-        entries = [reading[1 + 4 * i : 5 + 4 * i] for i in range(reading[0])]
-        p = replace(p, a=(line, 1), batch=tuple((size, a, b, out) for size, b, a, out in entries))
+        own = iter(reading[4:])
+        batch = tuple((size, next_a, b, out) for size, b, next_a, out in zip(own, own, own, own, strict=True))
+        p = replace(p, a=(line, 1), batch=batch, base=(0, *p.base[1:]))
         x = p.inputs + 1
     rows, columns, unroll = register_tile(target, p.m)
     block_n = _unit_columns(p, columns, threads)

@@ -9,6 +9,7 @@ May not know: kernels, targets, threads. Entry: `Problem`.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from flambeau.templates.launch import Launch, Lowered, Recipe
@@ -29,6 +30,7 @@ class Problem:
     out_dtype: str
     bias: tuple[int, int] | None  # strides along m, n
     accumulate: bool
+    base: tuple[int, int, int] = (0, 0, 0)  # where in a, b and out the first matrix starts
 
     @property
     def matrices(self) -> int:
@@ -61,6 +63,7 @@ def swapped(p: Problem) -> Problem:
         out=p.out[::-1],
         batch=tuple((size, b, a, out) for size, a, b, out in p.batch),
         bias=None if p.bias is None else p.bias[::-1],
+        base=(p.base[1], p.base[0], p.base[2]),
     )
 
 
@@ -119,7 +122,7 @@ def round_up(value: int, unit: int) -> int:
 
 
 def packed_batch(p: Problem, matrix: int) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
-    """How b is packed, `matrix` elements each: (matrices, batch entries for packing, entries for reading).
+    """How b is packed, `matrix` elements each: (matrices, batch words for packing, words for reading).
 
     A matrix that the whole batch shares is packed once.
     """
@@ -128,14 +131,20 @@ def packed_batch(p: Problem, matrix: int) -> tuple[int, tuple[int, ...], tuple[i
     for entry in own:
         strides[entry] = step
         step *= entry[0]
-    packing = (len(own), *(v for size, a, b, _ in own for v in (size, a, b, 0)))
-    reading = (len(p.batch), *(v for e in p.batch for v in (e[0], e[1], strides.get(e, 0), e[3])))
+    packing = batch_words(p.base, [(size, a, b, 0) for size, a, b, _ in own])
+    reading = batch_words((p.base[0], 0, p.base[2]), [(size, a, strides.get(e, 0), out) for e in p.batch for size, a, _, out in (e,)])
     return math.prod(entry[0] for entry in own), packing, reading
 
 
 def plain_batch(p: Problem) -> tuple[int, ...]:
-    """The batch entries of a parameter block, as they are."""
-    return (len(p.batch), *(v for entry in p.batch for v in entry))
+    """The batch words of a parameter block, as they are."""
+    return batch_words(p.base, p.batch)
+
+
+def batch_words(base: tuple[int, int, int], entries: Iterable[tuple[int, int, int, int]]) -> tuple[int, ...]:
+    """The end of every parameter block: the number of entries, where a, b and out start, then the entries."""
+    entries = tuple(entries)
+    return (len(entries), *base, *(v for entry in entries for v in entry))
 
 
 def launch(name: str, parameters: tuple, build, buffers: tuple[int, ...], units: int, grain: int, fields: tuple[int, ...]) -> Launch:

@@ -40,9 +40,9 @@ ABI = [("slots", ptr), ("begin", i64), ("end", i64), ("tid", i64)]
 # Where the parameter block holds what (int64 each). Strides are in elements.
 FIELDS = (
     "units", "grain", "m", "n", "k", "a_row", "a_step", "b_step", "b_column", "c_row", "c_column", "bias_row", "bias_column",
-    "block_m", "block_n", "block_k", "tiles_m", "tiles_n", "scratch_stride", "flags", "batch_rank",
+    "block_m", "block_n", "block_k", "tiles_m", "tiles_n", "scratch_stride", "flags",
 )  # fmt: skip
-BATCH = len(FIELDS)  # then batch_rank times: size, stride of a, stride of b, stride of out
+BATCH = len(FIELDS)  # then `batch_words`
 
 
 ADD_OUT, ADD_BIAS = 1, 2  # flags of a register tile
@@ -268,12 +268,12 @@ def finish_function(module: Module, compute: Type, out_type: Type, lanes: int, *
     return k
 
 
-def unit_offsets(k: Function, entries: Value, rank: Value, place: Value, count: int) -> list[Value]:
-    """Element offsets of a, b and out (the first `count` of them) for a place in the batch."""
+def unit_offsets(k: Function, words: Value, place: Value, count: int) -> list[Value]:
+    """Element offsets of a, b and out (the first `count` of them) for a place in the batch, from `batch_words`."""
     rest = k.var(i64, place)
-    offsets = [k.var(i64, 0) for _ in range(count)]
-    with k.range(0, rank) as d:
-        entry = k.offset(entries, d * (8 * 4))
+    offsets = [k.var(i64, k.load(words, i64, 1 + i)) for i in range(count)]
+    with k.range(0, k.load(words, i64)) as d:
+        entry = k.offset(words, d * (8 * 4) + 8 * 4)
         size = k.load(entry, i64)
         whole = rest.get() // size
         index = rest.get() - whole * size
@@ -301,7 +301,7 @@ def build_tiles(target: Target, *parameters) -> Module:
     with k.range(begin, end) as unit:
         rest, column_tile = unit // p["tiles_n"], unit % p["tiles_n"]
         place, row_tile = rest // p["tiles_m"], rest % p["tiles_m"]
-        a_at, b_at, c_at = unit_offsets(k, k.offset(slot["block"], 8 * BATCH), p["batch_rank"], place, 3)
+        a_at, b_at, c_at = unit_offsets(k, k.offset(slot["block"], 8 * BATCH), place, 3)
         row0, column0 = row_tile * p["block_m"], column_tile * p["block_n"]
         rows = k.minimum(p["m"] - row0, p["block_m"])
         columns = k.minimum(p["n"] - column0, p["block_n"])
@@ -403,7 +403,7 @@ def build_pack(target: Target, dtype: str, order: str, vectors: int) -> Module:
     with k.range(begin, end) as unit:
         rest, panel = unit // panels, unit % panels
         batch, depth_block = rest // blocks, rest % blocks
-        _, b_at = unit_offsets(k, k.offset(block, 8 * BATCH), p["batch_rank"], batch, 2)
+        _, b_at = unit_offsets(k, k.offset(block, 8 * BATCH), batch, 2)
         at, column = depth_block * p["block_k"], panel * width
         depth = k.minimum(p["k"] - at, p["block_k"])
         stored_depth = (depth + (DEPTH_ALIGN - 1)) & -DEPTH_ALIGN

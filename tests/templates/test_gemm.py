@@ -202,6 +202,15 @@ def test_larger(dtype, shape, rng):
     check(operand(rng, (m, k), "column", dtype), operand(rng, (k, n), "column", dtype), dtype, threads=2, rng=rng)
 
 
+@pytest.mark.parametrize("dtype", ("float32", "float64", "bfloat16", "int16", "complex64"))
+def test_deep(dtype, rng):
+    for m, n, k in ((1, 1, 70001), (5, 9, 12345), (40, 30, 8192)):
+        a, b = operand(rng, (m, k), "row", dtype), operand(rng, (k, n), "row", dtype)
+        old = np.ascontiguousarray(operand(rng, (m, n), "row", dtype))
+        check(a, b, dtype, threads=3, rng=rng, bias=operand(rng, (1, n), "row", dtype)[0], accumulate=True, old=old.copy(), out=old)
+    check(operand(rng, (2, 3, 9000), "column", dtype), operand(rng, (9000, 4), "column", dtype), dtype)
+
+
 def test_empty(target, rng):
     for dtype in ("float32", "bfloat16", "int32"):
         for m, n, k in ((0, 3, 4), (3, 0, 4), (0, 0, 0)):
