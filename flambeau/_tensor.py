@@ -308,9 +308,7 @@ class Tensor(TensorBase):
             table = self.__dict__.setdefault("_backward_hooks_table", {})
             return tape.RemovableHandle(table, hook)
         node, at = self.node
-        if node.metadata is None:
-            node.metadata = {}
-        return tape.RemovableHandle(node.metadata.setdefault(at, {}), hook)
+        return tape.RemovableHandle(node.more().tensor_hooks.setdefault(at, {}), hook)
 
     def register_post_accumulate_grad_hook(self, hook) -> tape.RemovableHandle:
         """hook(tensor) after a leaf's `.grad` has been added to."""
@@ -325,9 +323,7 @@ class Tensor(TensorBase):
         if self.node is None:
             return
         node, at = self.node
-        if node.retained is None:
-            node.retained = {}
-        node.retained[at] = _weak(self)
+        node.more().retained[at] = _weak(self)
         self.__dict__["_retains"] = True
 
     @property
@@ -673,4 +669,4 @@ tape.zeros = _zeros
 tracing.set_make(wrap_traced)
 bind.set_bottom(eager.process)
 bind.set_override(check_override)
-callform.install(Tensor, Storage, tape.record, _finish_out)
+callform.install(Tensor, Storage, tape.record, tape.mode, tape._anomaly, _finish_out)

@@ -26,11 +26,11 @@ from flambeau.ir.op import VIEW, Op, set_form_maker
 _namespace: dict[str, Any] = {}
 
 
-def install(tensor: type, storage: type, record: Callable, finish_out: Callable) -> None:
-    """The tensor layer registers its classes, the tape, and how `out=` is filled."""
+def install(tensor: type, storage: type, record: Callable, grad_mode: Any, watching: list, finish_out: Callable) -> None:
+    """The tensor layer registers its classes, the tape (`watching`: anomaly mode is on), and how `out=` is filled."""
     _namespace.update(
         Tensor=tensor, Storage=storage, record=record, new=object.__new__, MODES=MODES, miss=miss, slow=slow,
-        finish_out=finish_out,
+        finish_out=finish_out, grad_mode=grad_mode, watching=watching,
     )
     set_form_maker("function", make_function)
     set_form_maker("in_place", make_in_place)
@@ -206,8 +206,17 @@ def _fast_body(op: Op, everything: str) -> list[str]:
                   "        result.ptr = ptr = spec.size_class.fresh()",
                   "    result.storage = storage = new(Storage)", "    storage.ptr = ptr", "    storage.free = free", "    storage.version = 0",
                   f"    entry({', '.join(pointers)}, ptr, block)", "    result._view = None"]
-    lines += ["    result.spec = spec", "    result.needs_grad = False", "    result.node = None",
-              f"    if {' or '.join(needs)}:", f"        record(info, {everything}, (result,))", "    return result"]
+    lines += ["    result.spec = spec", "    result.needs_grad = False", "    result.node = None"]
+    operands = [p.name for p in op.params if p.is_tensor]
+    bits = " + ".join(f"{need} * {1 << i}" if i else need for i, need in enumerate(needs))
+    if any(p.role == "OptionalTensor" for p in op.params):  # bits count what is there: the general way
+        lines += [f"    if {' or '.join(needs)}:", f"        record(info, {everything}, (result,))"]
+    else:
+        lines += [f"    if {' or '.join(needs)}:", "        if grad_mode.enabled and not watching:", f"            taper = info.by_bits.get({bits})",
+                  "            if taper is None:", f"                record(info, {everything}, (result,))", "            else:",
+                  f"                taper({', '.join(operands)}, result)", "        elif watching or grad_mode.inference:",
+                  f"            record(info, {everything}, (result,))"]
+    lines.append("    return result")
     return lines
 
 

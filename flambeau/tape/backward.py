@@ -29,29 +29,34 @@ def run_backward(outputs: Sequence[Any], grads: Sequence[Any], inputs: Sequence[
         mode.enabled = saved_mode
 
 
-class _Pending:
-    """Gradients that have arrived, by node output, and by leaf."""
+class _Arrived:
+    """Gradients that have arrived so far: by node, and by leaf."""
+
+    __slots__ = ("nodes", "leaves", "queue")
 
     def __init__(self) -> None:
         self.nodes: dict[Any, list] = {}
         self.leaves: dict[int, list] = {}
         self.queue: list = []
 
-    def arrive(self, edge: tuple, g: Any) -> None:
+    def add(self, edge: tuple, g: Any) -> None:
         node, at = edge
         if node is None:
-            entry = self.leaves.setdefault(id(at), [at, None])
-            entry[1] = _add(entry[1], g)
+            entry = self.leaves.get(id(at))
+            if entry is None:
+                self.leaves[id(at)] = [at, g]
+            else:
+                entry[1] = _add(entry[1], g)
             return
         slots = self.nodes.get(node)
         if slots is None:
-            slots = self.nodes[node] = [None] * len(node.out_specs)
-            heapq.heappush(self.queue, (-node.sequence, id(node), node))
-        slots[at] = _add(slots[at], g)
+            slots = self.nodes[node] = [None] * len(node.analysis.info.specs)
+            heapq.heappush(self.queue, (-node.sequence, node))
+        slots[at] = g if slots[at] is None else _add(slots[at], g)
 
 
 def _run(outputs, grads, inputs, create_graph, retain_graph, accumulate) -> list:
-    pending = _Pending()
+    arrived = _Arrived()
     wanted: dict[tuple, list[int]] = {}
     results: list = [None] * len(inputs or ())
     for i, x in enumerate(inputs or ()):
@@ -62,30 +67,31 @@ def _run(outputs, grads, inputs, create_graph, retain_graph, accumulate) -> list
     for o, g in zip(outputs, grads):
         edge = tape.edge_of(o)
         if edge is not None:
-            pending.arrive(edge, g)
-    while pending.queue:
-        _, _, node = heapq.heappop(pending.queue)
-        slots = pending.nodes.pop(node)
-        slots = _output_hooks(node, slots)
-        for at, g in enumerate(slots):
-            for i in wanted.get((node, at), ()):
-                results[i] = g
-        if node.retained:
-            for at, ref in node.retained.items():
-                t = ref()
-                if t is not None and slots[at] is not None:
-                    t._set_grad(_add(t.grad, slots[at]))
+            arrived.add(edge, g)
+    inner = any(node is not None for node, _ in wanted)
+    queue, nodes, add = arrived.queue, arrived.nodes, arrived.add
+    while queue:
+        node = heapq.heappop(queue)[1]
+        slots = nodes.pop(node)
+        if node.extras is not None:
+            slots = _before(node, slots)
+        if inner:
+            for at, g in enumerate(slots):
+                for i in wanted.get((node, at), ()):
+                    results[i] = g
         if needed is not None and node not in needed:
             continue
-        found = _through(node, slots, create_graph)
+        found = node.backward(slots, create_graph) if node.extras is None else _watched(node, slots, create_graph)
         for edge, g in zip(node.edges, found):
             if edge is not None and g is not None:
-                pending.arrive(edge, g)
+                add(edge, g)
         if not retain_graph:
-            node.release()
+            node.saved = None
     only = {key[1] for key in wanted if key[0] is None} if inputs is not None else None
-    for leaf, g in pending.leaves.values():
-        g = _leaf_hooks(leaf, g)
+    for leaf, g in arrived.leaves.values():
+        hooks = leaf.__dict__.get("_backward_hooks_table")
+        if hooks:
+            g = _apply_hooks(hooks, g)
         for i in wanted.get((None, id(leaf)), ()):
             results[i] = g
         if accumulate and (only is None or id(leaf) in only):
@@ -115,25 +121,37 @@ def _needed_nodes(outputs, wanted) -> set:
     return {n for n, yes in needed.items() if yes}
 
 
-def _through(node, slots: list, create_graph: bool) -> list:
-    if node.pre_hooks:
-        for hook in list(node.pre_hooks.values()):
-            changed = hook(tuple(slots))
-            if changed is not None:
-                slots = list(changed)
+def _before(node, slots: list) -> list:
+    """Hooks of the node's output tensors, and gradients they retain."""
+    for at, hooks in node.extras.tensor_hooks.items():
+        if slots[at] is not None:
+            slots[at] = _apply_hooks(hooks, slots[at])
+    for at, ref in node.extras.retained.items():
+        t = ref()
+        if t is not None and slots[at] is not None:
+            t._set_grad(_add(t.grad, slots[at]))
+    return slots
+
+
+def _watched(node, slots: list, create_graph: bool) -> list:
+    """The backward of a node with hooks, or in anomaly mode."""
+    extras = node.extras
+    for hook in list(extras.pre_hooks.values()):
+        changed = hook(tuple(slots))
+        if changed is not None:
+            slots = list(changed)
     try:
         found = node.backward(slots, create_graph)
     except Exception as e:
-        if node.where:
-            e.add_note(f"while running the backward of {node.name()}, called at:\n{node.where}")
+        if extras.where:
+            e.add_note(f"while running the backward of {node.name()}, called at:\n{extras.where}")
         raise
-    if node.where is not None and tape._anomaly:
+    if extras.where is not None and tape._anomaly:
         _check_nan(node, found)
-    if node.hooks:
-        for hook in list(node.hooks.values()):
-            changed = hook(tuple(found), tuple(slots))
-            if changed is not None:
-                found = list(changed)
+    for hook in list(extras.hooks.values()):
+        changed = hook(tuple(found), tuple(slots))
+        if changed is not None:
+            found = list(changed)
     return found
 
 
@@ -141,23 +159,6 @@ def _check_nan(node, found: list) -> None:
     for i, g in enumerate(found):
         if g is not None and bool(REGISTRY["any"](REGISTRY["isnan"](g)).item()):
             raise RuntimeError(f"detect_anomaly: {node.name()} returned nan values in gradient {i}. The op was called at:\n{node.where}")
-
-
-def _output_hooks(node, slots: list) -> list:
-    """Hooks of tensors that are outputs of the node."""
-    table = node.metadata
-    if not table:
-        return slots
-    slots = list(slots)
-    for at, hooks in table.items():
-        if slots[at] is not None:
-            slots[at] = _apply_hooks(hooks, slots[at])
-    return slots
-
-
-def _leaf_hooks(leaf: Any, g: Any) -> Any:
-    hooks = leaf.__dict__.get("_backward_hooks_table")
-    return _apply_hooks(hooks, g) if hooks else g
 
 
 def _apply_hooks(hooks: dict, g: Any) -> Any:

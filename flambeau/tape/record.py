@@ -10,7 +10,7 @@ May not know: the tensor class beyond its slots. Entry: `record`, `Node`.
 from __future__ import annotations
 
 import itertools
-import weakref
+import types
 from typing import Any
 
 from flambeau.tape.grad_mode import mode
@@ -169,20 +169,37 @@ def _map_leaves(function, op: Op, args: tuple) -> tuple:
 run_backward: Any = None  # set by autograd.backward, which needs nodes
 
 
-class _NodeSlots:
-    """What every node has; hooks and the like are rare and live in the instance's dictionary."""
+class Extras:
+    """What few nodes have: hooks, tensors whose gradient is retained, where the op was called (anomaly mode)."""
 
-    __slots__ = ("analysis", "edges", "saved", "versions", "sequence")
+    __slots__ = ("hooks", "pre_hooks", "tensor_hooks", "retained", "where")
+
+    def __init__(self) -> None:
+        self.hooks: dict = {}  # after the node's backward
+        self.pre_hooks: dict = {}  # before it
+        self.tensor_hooks: dict[int, dict] = {}  # of the tensor that is output i
+        self.retained: dict[int, Any] = {}  # output i -> weak reference to the tensor that keeps .grad
+        self.where: str | None = None
 
 
-class Node(_NodeSlots):
+class Node:
     """One taped op. `edges[i]` leads to where input i came from: (node, output index), (None, leaf tensor) or None.
 
     `saved` holds, in order, the inputs and outputs that the backward graph reads: tensors, numbers, and for outputs (spec, address,
     storage) so that a node does not keep itself alive.
     """
 
-    hooks = pre_hooks = retained = metadata = where = None
+    __slots__ = ("analysis", "edges", "saved", "versions", "sequence", "extras", "__weakref__")
+
+    def more(self) -> Extras:
+        """The extras, made if there are none."""
+        if self.extras is None:
+            self.extras = Extras()
+        return self.extras
+
+    @property
+    def where(self) -> str | None:
+        return self.extras.where if self.extras is not None else None
 
     @property
     def info(self) -> eager.Info:
@@ -207,11 +224,11 @@ class Node(_NodeSlots):
 
     def register_hook(self, hook) -> Any:
         """hook(grad_inputs, grad_outputs) after this node's backward; may return other grad_inputs."""
-        return _add_hook(self, "hooks", hook)
+        return RemovableHandle(self.more().hooks, hook)
 
     def register_prehook(self, hook) -> Any:
         """hook(grad_outputs) before this node's backward; may return other grad_outputs."""
-        return _add_hook(self, "pre_hooks", hook)
+        return RemovableHandle(self.more().pre_hooks, hook)
 
     # ------------------------------------------------------------------ running
     def backward(self, grads: list, create_graph: bool) -> Any:
@@ -303,14 +320,6 @@ class AccumulateGrad:
     next_functions = ()
 
 
-def _add_hook(owner: Any, slot: str, hook: Any) -> RemovableHandle:
-    table = getattr(owner, slot, None)
-    if table is None:
-        table = {}
-        setattr(owner, slot, table)
-    return RemovableHandle(table, hook)
-
-
 class RemovableHandle:
     """What registering a hook returns; `remove()` takes it off. Also a context manager."""
 
@@ -318,7 +327,7 @@ class RemovableHandle:
 
     def __init__(self, table: dict, hook: Any):
         self.id = next(self._ids)
-        self._table = weakref.ref(table) if not isinstance(table, dict) else table
+        self._table = table
         table[self.id] = hook
 
     def remove(self) -> None:
@@ -411,18 +420,20 @@ def record(info: eager.Info, args: tuple, outs: tuple) -> None:
         analysis = _first_analysis(info, bits, inputs)
     if analysis is None:
         return
-    node = Node()
-    node.analysis = analysis
-    node.sequence = next(_sequence)
-    edges: list = []
-    for x, wanted in zip(inputs, analysis.mask):
-        if not wanted:
-            edges.append(None)
-        elif x._view is None:
-            edges.append(x.node or (None, x))
+    if type(analysis) is not Analysis:  # a taper: the eager case
+        if any([hasattr(x, "ptr") and x.ptr is None for x in inputs]) or any([o.ptr is None for o in outs]) or _anomaly:
+            _tape_any(analysis.__defaults__[0], inputs, outs)
         else:
-            edges.append(edge_of(x))
-    node.edges = edges
+            analysis(*inputs, *outs)
+        return
+    _tape_any(analysis, inputs, outs)
+
+
+def _tape_any(analysis: Analysis, inputs: list, outs: tuple) -> None:
+    """A node for any inputs and outputs, traced ones included."""
+    node = Node()
+    node.analysis, node.sequence, node.extras = analysis, next(_sequence), None
+    node.edges = tuple([edge_of(x) if wanted else None for x, wanted in zip(inputs, analysis.mask)])
     saved, versions = [], []
     for i in analysis.saved_inputs:
         x = inputs[i]
@@ -442,17 +453,51 @@ def record(info: eager.Info, args: tuple, outs: tuple) -> None:
         else:
             saved.append((x.spec, x.ptr, x.storage))
             versions.append(x.storage.version)
-    node.saved, node.versions = saved, versions
+    node.saved, node.versions = tuple(saved), tuple(versions)
     if _anomaly:
-        node.where = _anomaly[-1]()
+        node.more().where = _anomaly[-1]()
     for i in analysis.differentiable:
         o = outs[i]
         o.needs_grad = True
         o.node = (node, i)
 
 
-def _first_analysis(info: eager.Info, bits: int, inputs: list) -> Analysis | None:
-    """The analysis for a choice of inputs, kept; None if nothing is differentiable."""
+def make_taper(analysis: Analysis, inputs: list, outputs: int) -> Any:
+    """`taper(*inputs, *outs)`: the node of an eager op, with everything that is known beforehand written out."""
+    numbers = tuple(not hasattr(x, "spec") for x in inputs)
+    key = (analysis.mask, analysis.saved_inputs, analysis.saved_outputs, analysis.differentiable, numbers, outputs)
+    code = _taper_codes.get(key)
+    if code is None:
+        code = _taper_codes[key] = _taper_code(*key)
+    return types.FunctionType(code, _taper_scope, "taper", (analysis,))
+
+
+_taper_codes: dict[tuple, types.CodeType] = {}
+_taper_scope: dict[str, Any] = {}
+
+
+def _taper_code(mask, saved_inputs, saved_outputs, differentiable, numbers, outputs) -> types.CodeType:
+    xs = [f"x{i}" for i in range(len(mask))]
+    outs = [f"o{i}" for i in range(outputs)]
+
+    def row(items: list[str]) -> str:
+        return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
+
+    edges = [f"((x{i}.node or (None, x{i})) if x{i}._view is None else edge_of(x{i}))" if m else "None" for i, m in enumerate(mask)]
+    saved = [f"x{i}" for i in saved_inputs] + [f"(o{i}.spec, o{i}.ptr, o{i}.storage)" for i in saved_outputs]
+    versions = ["None" if numbers[i] else f"x{i}.storage.version" for i in saved_inputs] + [f"o{i}.storage.version" for i in saved_outputs]
+    lines = [f"def taper({', '.join([*xs, *outs])}, analysis):", "    node = new(Node)", "    node.analysis = analysis",
+             "    node.sequence = following(sequence)", "    node.extras = None", f"    node.edges = {row(edges)}", f"    node.saved = {row(saved)}",
+             f"    node.versions = {row(versions)}"]
+    for i in differentiable:
+        lines += [f"    o{i}.needs_grad = True", f"    o{i}.node = (node, {i})"]
+    scope: dict[str, Any] = {}
+    exec(compile("\n".join(lines), "<flambeau tape>", "exec"), scope)
+    return scope["taper"].__code__
+
+
+def _first_analysis(info: eager.Info, bits: int, inputs: list) -> Any:
+    """The taper for a choice of inputs, kept; None if nothing is differentiable."""
     op = info.op
     mask = tuple(bool(bits >> i & 1) and x.spec.dtype.kind in "fc" for i, x in enumerate(inputs))
     kinds = tuple(i for i, s in enumerate(info.specs) if s.dtype.kind in "fc" and i not in op.rules.no_gradient)
@@ -460,8 +505,13 @@ def _first_analysis(info: eager.Info, bits: int, inputs: list) -> Analysis | Non
     analysis = None
     if any(mask) and kinds and not (refused and op.rules.vjp.silent):
         analysis = analysis_of(info, mask, tuple(Spec.of(s.shape, s.dtype, s.device) for s in info.specs))
+    if analysis is not None:
+        analysis = make_taper(analysis, inputs, len(info.specs))
     info.by_bits[bits] = analysis
     return analysis
+
+
+_taper_scope.update(Node=Node, new=object.__new__, edge_of=edge_of, sequence=_sequence, following=next)
 
 
 saved_alias: Any = None  # set by the tensor layer: a traced tensor at its present value
