@@ -664,7 +664,7 @@ eager.hooks.address = lambda t: t.ptr
 in_place.hooks.clone = lambda t: REGISTRY["clone"](t.detach())
 tape.saved_alias = _saved_alias
 tape.from_memory = new_tensor
-tape.wrap = wrap
+tape.set_classes(Tensor, Storage)
 tape.zeros = _zeros
 tracing.set_make(wrap_traced)
 bind.set_bottom(eager.process)

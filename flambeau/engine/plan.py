@@ -111,17 +111,20 @@ class Plan:
         self.outputs = [(position[b], spec, offset * spec.dtype.itemsize, b.role == "input") for b, spec, offset in result.outputs]
         kept = {p for p, *_ in self.outputs}
         self.released = [i for i in range(len(self.temps)) if self.inputs + i not in kept]
-        self.fast = self._fast()
+        self.native = self._native()
+        self.fast = None if self.native is None or len(self.outputs) != 1 else (self.native[0], self.native[1][0], self.native[2])
 
-    def _fast(self) -> tuple | None:
-        """(entry, spec, block address) if the fast path can run this plan."""
-        if self.device is not CPU or len(self.steps) != 1 or len(self.outputs) != 1 or self.shifts or self.may_fail:
+    def _native(self) -> tuple | None:
+        """(entry, specs of the results, block address) if one kernel over the inputs in order gives all results, in order."""
+        if self.device is not CPU or len(self.steps) != 1 or self.shifts or self.may_fail:
             return None
-        step = self.steps[0]
-        position, spec, offset, is_input = self.outputs[0]
-        if not isinstance(step, Launch) or is_input or offset or step.positions != tuple(range(self.inputs + 1)) or position != self.inputs:
+        step, count = self.steps[0], len(self.outputs)
+        if not isinstance(step, Launch) or step.positions != tuple(range(self.inputs + count)):
             return None
-        return step.entry, spec, step.block
+        for i, (position, spec, offset, is_input) in enumerate(self.outputs):
+            if is_input or offset or position != self.inputs + i or spec is not self.temps[i]:
+                return None
+        return step.entry, tuple(spec for _, spec, _, _ in self.outputs), step.block
 
     def run(self, inputs: Sequence[int | float], keep: Any = None) -> list[int]:
         """Run over the inputs' addresses (and numbers); returns the memory list. The caller owns the outputs' blocks."""

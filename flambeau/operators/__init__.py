@@ -1,3 +1,4 @@
 """The op declarations, by family. Importing this package registers all of them."""
 
 from flambeau.operators import activation, arithmetic, comparison, conversion, creation, elementary, reduction, view  # noqa: F401
+from flambeau.operators import matmul, matmul_added  # noqa: F401

@@ -11,6 +11,7 @@ from typing import Any
 
 from flambeau.tape import record as tape
 from flambeau.tape.grad_mode import mode
+from flambeau.ir.bind import MODES
 from flambeau.ir.op import REGISTRY
 
 
@@ -70,9 +71,20 @@ def _run(outputs, grads, inputs, create_graph, retain_graph, accumulate) -> list
             arrived.add(edge, g)
     inner = any(node is not None for node, _ in wanted)
     queue, nodes, add = arrived.queue, arrived.nodes, arrived.add
+    by_plan = not create_graph and not MODES
     while queue:
         node = heapq.heappop(queue)[1]
         slots = nodes.pop(node)
+        analysis = node.analysis
+        if analysis.quick is not None and by_plan and needed is None and node.extras is None and not inner:
+            found = analysis.quick(node, slots[0])
+            if found is not None:
+                edges = node.edges
+                for at, g in zip(analysis.targets, found):
+                    add(edges[at], g)
+                if not retain_graph:
+                    node.saved = None
+                continue
         if node.extras is not None:
             slots = _before(node, slots)
         if inner:
@@ -99,26 +111,32 @@ def _run(outputs, grads, inputs, create_graph, retain_graph, accumulate) -> list
     return results
 
 
-def _needed_nodes(outputs, wanted) -> set:
-    """Nodes on a path from an output to a wanted input: others need not run."""
+def _needed_nodes(outputs, wanted) -> set | None:
+    """Nodes on a path from an output to a wanted input; None if that is all of them."""
     targets = {node for node, _ in wanted if node is not None}
     leaf_ids = {at for node, at in wanted if node is None}
-    needed: dict[Any, bool] = {}
-    stack = [e[0] for e in map(tape.edge_of, outputs) if e is not None and e[0] is not None]
+    start = [e[0] for e in map(tape.edge_of, outputs) if e is not None and e[0] is not None]
+    seen = set(start)
+    stack, others = list(start), bool(targets)
     while stack:
-        node = stack[-1]
-        if node in needed:
-            stack.pop()
-            continue
-        children = [e for e in node.edges if e is not None]
-        todo = [e[0] for e in children if e[0] is not None and e[0] not in needed]
-        if todo:
-            stack.extend(todo)
-            continue
-        needed[node] = any(
-            (id(e[1]) in leaf_ids) if e[0] is None else (needed[e[0]] or e[0] in targets) for e in children)
-        stack.pop()
-    return {n for n, yes in needed.items() if yes}
+        for e in stack.pop().edges:
+            if e is not None:
+                child = e[0]
+                if child is None:
+                    if id(e[1]) not in leaf_ids:
+                        others = True
+                elif child not in seen:
+                    seen.add(child)
+                    stack.append(child)
+    if not others:
+        return None
+    needed = set()
+    for node in sorted(seen, key=lambda n: n.sequence):  # inputs before what uses them
+        for e in node.edges:
+            if e is not None and ((id(e[1]) in leaf_ids) if e[0] is None else (e[0] in needed or (e[0], e[1]) in wanted)):
+                needed.add(node)
+                break
+    return needed
 
 
 def _before(node, slots: list) -> list:

@@ -16,7 +16,7 @@ from typing import Any
 from flambeau.tape.grad_mode import mode
 from flambeau.core.spec import NumberSpec, Spec
 from flambeau.engine import eager
-from flambeau.engine.plan import Plan, allocate, make_plan
+from flambeau.engine.plan import Plan, make_plan
 from flambeau.ir import tracing
 from flambeau.ir.bind import MODES, stack
 from flambeau.ir.graph import Graph, Value, map_values
@@ -30,13 +30,13 @@ _anomaly: list = []  # set by anomaly mode
 class Analysis:
     """The backward of an op at its specs, for one choice of inputs that need gradients."""
 
-    __slots__ = ("info", "mask", "graph", "used", "results", "plan", "fast", "grad_specs", "saved_inputs", "saved_outputs", "grads_used",
-                 "differentiable")
+    __slots__ = ("info", "mask", "graph", "used", "results", "plan", "quick", "targets", "grad_specs", "saved_inputs", "saved_outputs",
+                 "grads_used", "differentiable")
 
     def __init__(self, info: eager.Info, mask: tuple[bool, ...], grad_specs: tuple[Spec, ...]):
         self.info, self.mask, self.grad_specs = info, mask, grad_specs
         self.plan: Plan | None = None
-        self.fast: tuple | None = None
+        self.quick: Any = None  # quick(node, g): the gradients by one native call, or None where something is out of the ordinary
         self.graph, self.results = self._trace()
         needed = {v for n in self.graph.nodes for v in n.inputs} | set(self.graph.outputs)
         self.used = tuple(v in needed for v in self.graph.inputs)  # inputs, outputs, gradients
@@ -44,13 +44,15 @@ class Analysis:
         self.saved_inputs = tuple(i for i in range(n) if self.used[i])
         self.saved_outputs = tuple(i for i in range(m) if self.used[n + i])
         self.grads_used = self.used[n + m: n + 2 * m]
+        self.targets = tuple(i for i, r in enumerate(self.results) if r >= 0)  # input that output i of the graph is the gradient of
         self.differentiable = tuple(i for i, s in enumerate(info.specs) if s.dtype.kind in "fc" and i not in info.op.rules.no_gradient)
 
     def make_plan(self) -> Plan:
         """The graph over what it reads, as a plan."""
         self.plan = make_plan(pruned(self), self.info.specs[0].device)
-        if self.plan.fast is not None and sum(r >= 0 for r in self.results) == 1:
-            self.fast = self.plan.fast
+        native = self.plan.native
+        if native is not None and len(self.info.specs) == 1:
+            self.quick = make_quick(self, *native)
         return self.plan
 
     def _trace(self) -> tuple[Graph, tuple[int, ...]]:
@@ -255,19 +257,7 @@ class Node:
         plan = analysis.plan
         if plan is None:
             plan = analysis.make_plan()
-        inputs = [v[1] if type(v) is tuple else v.ptr if hasattr(v, "ptr") else v for v in saved]
-        for g, used in zip(grads, analysis.grads_used):
-            if used:
-                inputs.append(g.ptr)
-        fast = analysis.fast
-        if fast is not None:
-            entry, spec, block = fast
-            ptr = allocate(spec)
-            entry(*inputs, ptr, block)
-            found = wrap(spec, ptr)
-            return [None if r < 0 else found for r in analysis.results]
-        sources = [v for v in saved]
-        sources += [g for g, used in zip(grads, analysis.grads_used) if used]
+        sources = [*saved, *(g for g, used in zip(grads, analysis.grads_used) if used)]
         outs = eager.run_plan(plan, [_as_tensor(v) for v in sources])
         return [None if r < 0 else outs[r] for r in analysis.results]
 
@@ -472,6 +462,48 @@ def make_taper(analysis: Analysis, inputs: list, outputs: int) -> Any:
     return types.FunctionType(code, _taper_scope, "taper", (analysis,))
 
 
+def make_quick(analysis: Analysis, entry: Any, specs: tuple, block: int) -> Any:
+    """`quick(node, g)`: gradients of a one-output op by one native call; None where the versions, the gradient's layout … are not as planned."""
+    kinds = []
+    shapes = flat_specs(analysis.info.args)
+    for i in analysis.saved_inputs:
+        kinds.append("number" if isinstance(shapes[i], NumberSpec) else "input")
+    kinds += ["output"] * len(analysis.saved_outputs)
+    key = (tuple(kinds), analysis.grads_used, len(specs))
+    code = _quick_codes.get(key)
+    if code is None:
+        code = _quick_codes[key] = _quick_code(*key)
+    return types.FunctionType(code, _taper_scope, "quick", (analysis.grad_specs[0], entry, block, *specs))
+
+
+_quick_codes: dict[tuple, types.CodeType] = {}
+
+
+def _quick_code(kinds, grads_used, results) -> types.CodeType:
+    pointers = [{"number": "saved[%d]", "input": "saved[%d].ptr", "output": "saved[%d][1]"}[kind] % i for i, kind in enumerate(kinds)]
+    versions = [{"number": "None", "input": "saved[%d].storage.version", "output": "saved[%d][2].version"}[kind].replace("%d", str(i))
+                for i, kind in enumerate(kinds)]
+    if grads_used[0]:
+        pointers.append("g.ptr")
+    names = [f"s{i}" for i in range(results)]
+    lines = [f"def quick(node, g, wanted, entry, block, {', '.join(names)}):", "    saved = node.saved"]
+    test = "saved is None or g.spec is not wanted"
+    if versions:
+        test += f" or ({', '.join(versions)}{',' if len(versions) == 1 else ''}) != node.versions"
+    lines += [f"    if {test}:", "        return None"]
+    for i in range(results):
+        lines += [f"    f{i} = s{i}.free", "    try:", f"        p{i} = f{i}.pop()", "    except IndexError:", f"        p{i} = s{i}.size_class.fresh()"]
+    lines.append(f"    entry({', '.join([*pointers, *(f'p{i}' for i in range(results))])}, block)")
+    for i in range(results):
+        lines += [f"    t{i} = new(Tensor)", f"    t{i}.spec = s{i}", f"    t{i}.ptr = p{i}", f"    t{i}.storage = m = new(Storage)",
+                  f"    m.ptr = p{i}", f"    m.free = f{i}", "    m.version = 0",
+                  f"    t{i}.needs_grad = False", f"    t{i}.node = None", f"    t{i}._view = None"]
+    lines.append(f"    return ({', '.join(f't{i}' for i in range(results))},)")
+    scope: dict[str, Any] = {}
+    exec(compile("\n".join(lines), "<flambeau tape>", "exec"), scope)
+    return scope["quick"].__code__
+
+
 _taper_codes: dict[tuple, types.CodeType] = {}
 _taper_scope: dict[str, Any] = {}
 
@@ -516,5 +548,11 @@ _taper_scope.update(Node=Node, new=object.__new__, edge_of=edge_of, sequence=_se
 
 saved_alias: Any = None  # set by the tensor layer: a traced tensor at its present value
 from_memory: Any = None  # set by the tensor layer: a tensor from (spec, address, storage)
-wrap: Any = None  # set by the tensor layer: a tensor that owns a fresh block
+
+
+def set_classes(tensor: type, storage: type) -> None:
+    """The tensor layer registers what gradients are made of."""
+    _taper_scope.update(Tensor=tensor, Storage=storage)
+
+
 history_of_view: Any = None  # set by `views`

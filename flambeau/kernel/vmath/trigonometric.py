@@ -88,19 +88,40 @@ def tan(k: Function, x: Value) -> Value:
     """tan x, x in radians; f32 in f64 arithmetic."""
     if x.type.element is f32:
         return tan(k, x.to(f64)).to(f32)
-    r, low, n = reduce(k, absolute(k, x), halves=2, centre=0, low=True)
-    z, z_low = two_product(k, r, r)
-    s, s_low = fast_two_sum(r, k.fma(r * z, polynomial(k, z, QUARTER_SIN), low * k.fma(z, -0.5, 1.0)))
-    half = z * 0.5
-    c = 1.0 - half
-    c_low = ((1.0 - c) - half) + k.fma(z * z, polynomial(k, z, QUARTER_COS), k.fma(-r, low, z_low * -0.5))
-    c, c_low = fast_two_sum(c, c_low)
+    (s, s_low), (c, c_low), n = _quarter_waves(k, absolute(k, x))
     odd = (n & 1).ne(0)
     over, over_low = k.select(odd, -c, s), k.select(odd, -c_low, s_low)
     under, under_low = k.select(odd, s, c), k.select(odd, s_low, c_low)
     t = over / under
     t = t + (k.fma(-t, under, over) + (over_low - t * under_low)) / under
     return from_bits(k, bits(t) ^ (bits(x) & _sign_bit(x)))
+
+
+def sine_and_cosine(k: Function, a: Value) -> tuple[Value, Value]:
+    """(sin a, cos a) for f64 a >= 0, to 0.6 ulp."""
+    (s, s_low), (c, c_low), n = _quarter_waves(k, a)
+    s, c = s + s_low, c + c_low
+    odd = (n & 1).ne(0)
+    sine, cosine = k.select(odd, c, s), k.select(odd, s, c)
+    sign = _sign_bit(a)
+    return (
+        from_bits(k, bits(sine) ^ ((n << (a.type.size * 8 - 2)) & sign)),
+        from_bits(k, bits(cosine) ^ (((n + 1) << (a.type.size * 8 - 2)) & sign)),
+    )
+
+
+Words = tuple[Value, Value]
+
+
+def _quarter_waves(k: Function, a: Value) -> tuple[Words, Words, Value]:
+    """(sin r, cos r, n) in double words, a = n pi / 2 + r, |r| <= pi / 4; f64."""
+    r, low, n = reduce(k, a, halves=2, centre=0, low=True)
+    z, z_low = two_product(k, r, r)
+    sine = fast_two_sum(r, k.fma(r * z, polynomial(k, z, QUARTER_SIN), low * k.fma(z, -0.5, 1.0)))
+    half = z * 0.5
+    c = 1.0 - half
+    c_low = ((1.0 - c) - half) + k.fma(z * z, polynomial(k, z, QUARTER_COS), k.fma(-r, low, z_low * -0.5))
+    return sine, fast_two_sum(c, c_low), n
 
 
 # ---------------------------------------------------------------------- inverses
