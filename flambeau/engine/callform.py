@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from flambeau.base.errors import message
-from flambeau.core.spec import Spec
+from flambeau.core.spec import NumberSpec, Spec
 from flambeau.engine import eager, in_place
 from flambeau.ir.bind import MODES, bind
 from flambeau.ir.op import VIEW, Op, set_form_maker
@@ -92,7 +92,7 @@ def checked(op: Op, args: tuple) -> tuple:
     values = list(args)
     for i, (p, a) in enumerate(zip(op.params, args)):
         if not p.is_tensor:
-            if p.role == "Scalar" and hasattr(a, "spec"):
+            if p.role == "Scalar" and hasattr(a, "spec") and not isinstance(a.spec, NumberSpec):  # a traced number stays one
                 values[i] = a.item()
             continue
         if hasattr(a, "spec") or (a is None and p.role == "OptionalTensor"):

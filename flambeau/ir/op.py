@@ -154,9 +154,9 @@ class Op:
         return found
 
     def map_tensors(self, function: Callable, args: tuple) -> tuple:
-        """Bound arguments with `function` applied to every tensor leaf."""
+        """Bound arguments with `function` applied to every tensor leaf, and to numbers that a trace stands in for."""
         values = list(args)
-        for i in self.tensor_positions:
+        for i in {*self.tensor_positions, *self.scalar_positions}:
             a = values[i]
             if isinstance(a, (tuple, list)):
                 values[i] = tuple(function(x) if hasattr(x, "spec") else x for x in a)
