@@ -6,7 +6,7 @@ Functions are the ops' declarations (`operators/`), made when first asked for; t
 from __future__ import annotations
 
 import flambeau.operators
-from flambeau import autograd, nn
+from flambeau import autograd, fft, linalg, nn, special
 from flambeau._tensor import Tensor, install_methods
 from flambeau.tape.grad_mode import (
     enable_grad,
