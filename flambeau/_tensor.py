@@ -352,7 +352,7 @@ class Tensor(TensorBase):
             if name in result.__dict__:
                 self.__dict__[name] = result.__dict__[name]
         if self.spec.is_slow is False and result.spec.is_slow:
-            self.__dict__.setdefault("_before_trace", (self.spec,))
+            self.__dict__.setdefault("_before_trace", (self.spec, self.node, self.needs_grad))
             self.spec = result.spec
         self.node, self.needs_grad = result.node, result.needs_grad
 
@@ -641,7 +641,7 @@ def _saved_alias(x: Tensor, history: bool = True) -> Tensor:
 def _finish_out(result: Tensor, out: Tensor, op: Op) -> Tensor:
     """Fill `out=`: resized if it has another shape, converted if its dtype allows."""
     if isinstance(result, tuple):
-        return type(result)(_finish_out(r, o, op) for r, o in zip(result, out))
+        return tuple(_finish_out(r, o, op) for r, o in zip(result, out))
     if out.requires_grad or result.requires_grad:
         raise RuntimeError(f"{op.name}: functions with out=... arguments don't support automatic differentiation, but one of the arguments requires grad. "
                            f"Assign the result instead, or work under no_grad().")

@@ -14,6 +14,7 @@ May not know: the tensor class (given by `install`).
 
 from __future__ import annotations
 
+from collections import namedtuple
 from collections.abc import Callable
 from typing import Any
 
@@ -141,8 +142,12 @@ def make_function(op: Op) -> Callable:
     everything = f"({', '.join(names)}{',' if names else ''})"
     lines = [f"def {_identifier(op.name)}({signature}):"]
     if takes_out:
-        lines += ["    if out is not None:", f"        return finish_out(slow(op, {everything}), out, op)"]
-    if any(p.role == "Tensors" for p in op.params) or not op.tensor_positions or op.outputs != 1:
+        filled = f"finish_out(slow(op, {everything}), out, op)"
+        lines += ["    if out is not None:", f"        return {'Result(*' + filled + ')' if op.rules.fields else filled}"]
+    if op.rules.fields:
+        scope["Result"] = namedtuple(op.name, op.rules.fields)
+        lines.append(f"    return Result(*slow(op, {everything}))")
+    elif any(p.role == "Tensors" for p in op.params) or not op.tensor_positions or op.outputs != 1:
         lines.append(f"    return slow(op, {everything})")
     else:
         lines += _fast_body(op, everything)

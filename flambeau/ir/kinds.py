@@ -21,6 +21,7 @@ from flambeau.ir.op import (
     VIEW,
     Refused,
 )
+from flambeau.ir.tracing import trace
 
 NOT_DIFFERENTIABLE = Refused("its result is piecewise constant or not a number", silent=True)
 LINEAR = "linear"  # jvp: the op itself applied to the tangents
@@ -38,6 +39,7 @@ class Declaration:
     takes_out = True  # whether the function takes out=
     no_gradient: Sequence[int] = ()  # outputs that carry no gradient although they are floats
     outputs = 1
+    fields: Sequence[str] = ()  # names of several outputs: the public function returns a named tuple
     signature: Callable | None = None
     meta: Callable | None = None
     vjp: Any = None
@@ -178,7 +180,7 @@ class Reduction(Declaration):
     """Combines elements along dims. Parameters: input, dim, keepdim (and more, static).
 
     identity(type) -> number; combine(k, a, b) -> value; optional map(k, x) before and finish(k, acc, count) after.
-    `accumulate(dtype) -> dtype` is the type it runs in, `result(dtype, attrs) -> dtype` what it returns.
+    `accumulate(dtype, attrs) -> dtype` is the type it runs in (elements convert to it first), `result(dtype, attrs) -> dtype` what it returns.
     """
 
     kind = REDUCTION
@@ -190,7 +192,7 @@ class Reduction(Declaration):
     with_index = False  # accumulates (value, index)
     empty_error: str | None = None
 
-    def accumulate(d: dtype) -> dtype:
+    def accumulate(d: dtype, attributes: tuple) -> dtype:
         return d
 
     def result(d: dtype, attributes: tuple) -> dtype:
@@ -262,6 +264,26 @@ class Composite(Declaration):
     required = ("signature", "body", "reference", "samples")
     body: Callable | None = None
     vjp = DERIVED
+
+    def meta(op, *args):
+        """What the body gives; its errors are the op's. Declare a meta where the wording should name the op."""
+        specs = []
+        map_specs(specs.append, args)
+
+        def run(*stand_ins):
+            it = iter(stand_ins)
+            return op.rules.body(*map_specs(lambda s: next(it), args))
+
+        graph, _ = trace(run, specs)
+        found = tuple(v.spec for v in graph.outputs)
+        return found[0] if op.outputs == 1 else found
+
+
+def map_specs(function: Callable, args: tuple) -> tuple:
+    """Arguments with `function` applied to every spec in them."""
+    return tuple(
+        function(a) if isinstance(a, (Spec, NumberSpec)) else map_specs(function, a) if type(a) is tuple else a for a in args
+    )
 
 
 __all__ = [n for n in dir() if not n.startswith("_")] + ["promote_types"]

@@ -529,7 +529,8 @@ class _GroupEmitter:
             m = identity(len(domain), domain) if over != "units" else self.s._row_map(self.group, tuple(source.spec.shape))
             arg = self.value(source, m)
             rules = node.op.rules
-            compute = rules.accumulate(source.spec.dtype)
+            attributes = tuple(node.args[3:])
+            compute = rules.accumulate(source.spec.dtype, attributes)
             name = float32.name if compute in (float16, bfloat16) else compute.name
             index = None
             if rules.with_index:
@@ -540,7 +541,6 @@ class _GroupEmitter:
                 index = Access(steps)
             count = math.prod(source.spec.shape[d] for d in self.s._reduced_dims(node))
             outs = [o.spec.dtype for o in node.outputs]
-            attributes = tuple(node.args[3:])
             self.memo[key] = self.b.reduce(node.op.name, arg, attributes, name, [o.name for o in outs], over, count, index)
         return self.b.part(self.memo[key], v.index)
 

@@ -681,8 +681,8 @@ class _Emitter:
         rules, k = REGISTRY[n.op].rules, self.k
         count = self.param(n.count) if n.count > 0 else None
         if BY_NAME[n.compute].is_complex:
-            outs = (Complex(*state),)
-        elif rules.finish is not None:
+            state = (Complex(*state),)
+        if rules.finish is not None:
             outs = rules.finish(k, state, count, *n.attributes)
         else:
             outs = state
