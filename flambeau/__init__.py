@@ -28,14 +28,18 @@ from flambeau.core.dtype import (
 from flambeau.core.spec import Size
 from flambeau.engine.eager import set_num_threads
 from flambeau.factories import *  # noqa: F403
+from flambeau.functional_forms import *  # noqa: F403
 from flambeau.interop.arrays import from_numpy
 from flambeau.namespace import names_of
+from flambeau.random import *  # noqa: F403
+from flambeau.random import install as _install_random
 from flambeau.runtime.launch import get_num_threads
 from flambeau.tensor_methods import install as _install_hand_written
 
 globals().update(BY_NAME)
 globals().update(ALIASES)
 _install_hand_written()
+_install_random()
 install_methods()
 
 __version__ = "0.1.0"

@@ -2,3 +2,5 @@
 
 from flambeau.operators import activation, arithmetic, comparison, conversion, creation, elementary, reduction, view  # noqa: F401
 from flambeau.operators import matmul, matmul_added  # noqa: F401
+from flambeau.operators import dropout, random  # noqa: F401
+from flambeau.operators import einsum  # noqa: F401
