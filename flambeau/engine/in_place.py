@@ -16,7 +16,7 @@ from flambeau.engine import eager
 from flambeau.engine.plan import Plan, make_plan
 from flambeau.ir import bind, tracing
 from flambeau.ir.graph import Graph
-from flambeau.ir.op import REGISTRY, Op
+from flambeau.ir.op import POINTWISE, REGISTRY, Op
 
 MOST_PLANS = 4096
 
@@ -39,7 +39,7 @@ def run(op: Op, args: tuple) -> Any:
     target = args[0]
     if bind.stack.items or tracing.current() is not None or getattr(target, "_traced", None) is not None or target.spec.is_slow:
         hooks.before(op, target)
-        result = op(*args)
+        result = bind.bind(op, args)
         check(op, target.spec, result.spec)
         if result.spec.dtype is not target.spec.dtype:
             result = from_number(result, target.spec.dtype)
@@ -50,7 +50,7 @@ def run(op: Op, args: tuple) -> Any:
     check(op, spec, info.specs[0])
     hooks.before(op, target)
     if info.specs[0].numel:
-        inputs = [separate(x, target) if i else x for i, x in enumerate(eager.inputs_of(op, args))]
+        inputs = [separate(x, target, op.kind == POINTWISE) if i else x for i, x in enumerate(eager.inputs_of(op, args))]
         plan = op.in_place_plans.get(info)
         if plan is None:
             if len(op.in_place_plans) > MOST_PLANS:
@@ -70,9 +70,9 @@ def plan_for(info: eager.Info, spec) -> Plan:
     return make_plan(graph, spec.device)
 
 
-def separate(x: Any, target: Any) -> Any:
-    """An operand that shares memory with the target at other places, copied."""
-    if not hasattr(x, "spec") or x.storage is not target.storage or (x.ptr == target.ptr and x.spec is target.spec):
+def separate(x: Any, target: Any, aligned: bool) -> Any:
+    """An operand that shares memory with the target, copied; not one at the very same places if the op reads it element for element."""
+    if not hasattr(x, "spec") or x.storage is not target.storage or (aligned and x.ptr == target.ptr and x.spec is target.spec):
         return x
     low, high = target.ptr, target.ptr + target.spec.nbytes
     if x.ptr + x.spec.nbytes <= low or x.ptr >= high:

@@ -6,12 +6,14 @@ Schedulers look at `kind` and at nothing else. May not know: any particular op.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from flambeau.core.dtype import bool_, dtype, get_default_dtype, int64, promote_types, result_type
 from flambeau.core.layout import broadcast_shapes, canonical_dims
 from flambeau.core.spec import NumberSpec, Spec
+from flambeau.ir.indexmap import IndexMap
 from flambeau.ir.op import (
+    ASSEMBLE,
     COMPOSITE,
     EXTERNAL,
     INDEXING,
@@ -219,26 +221,87 @@ def sum_type(d: dtype) -> dtype:
 class View(Declaration):
     """The same memory read with another shape, strides and offset.
 
-    view(spec, *attributes) -> (shape, strides, offset in elements), or raises. The meta follows.
+    view(spec, *attributes) -> (shape, strides, offset in elements of the result), or raises. `retype(spec, *attributes)` gives the
+    result's dtype if it is another. The meta follows.
     """
 
     kind = VIEW
     required = ("signature", "view", "vjp", "reference", "samples")
     view: Callable | None = None
+    retype: Callable | None = None
 
     def meta(op, input, *attributes):
-        shape, strides, _ = op.rules.view(input, *attributes)
-        return Spec.get(shape, strides, input.dtype, input.device)
+        return apply_view(op.rules, input, attributes)[0]
+
+
+def apply_view(rules, spec: Spec, attributes: Sequence[Any]) -> tuple[Spec, int]:
+    """(layout, offset in elements of the result) of a view of something laid out as `spec`."""
+    shape, strides, offset = rules.view(spec, *attributes)
+    d = spec.dtype if rules.retype is None else rules.retype(spec, *attributes)
+    return Spec.get(shape, strides, d, spec.device), offset
+
+
+class Moved(NamedTuple):
+    """One index of a place in memory: values of an operand say where in `dim`.
+
+    `operand` counts the op's tensor inputs, `map` reads it over the domain. Indices count from the end if negative and `wrap`; `error`
+    is the kind of failure (runtime.errors) reported where one is out of bounds.
+    """
+
+    operand: int
+    map: IndexMap
+    dim: int
+    wrap: bool = True
+    error: int = 1
+
+
+class Read(NamedTuple):
+    """How an Indexing op reads its first input over the result's dims: `map` for dims that are not indexed."""
+
+    map: IndexMap
+    indices: tuple[Moved, ...]
 
 
 class Indexing(Declaration):
-    """Reads or writes at positions that other tensors name. `access(op, *specs_and_attributes)` describes it."""
+    """Each output element is read from the first input at a place that other inputs name.
+
+    access(op, *specs_and_attributes) -> Read. The first input must be in memory; indices may be computed on the way.
+    """
 
     kind = INDEXING
     required = ("signature", "meta", "access", "vjp", "reference", "samples")
     access: Callable | None = None
-    memory_operands = 1  # how many leading tensor operands must be in memory (they are read by address)
-    multi_launch = False
+
+
+class Piece(NamedTuple):
+    """One write of an Assemble op: over a domain of `shape`, input number `value` (read at `map`; None: broadcast) goes to `strides` and `offset`.
+
+    `indices` move the place; along the `serial` dims several elements may meet, so they are written in order. `combine` names a
+    pointwise op of two operands that merges an element with what is there. `dtype`: the memory's, if it is read as another type.
+    """
+
+    value: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int = 0
+    map: IndexMap | None = None
+    indices: tuple[Moved, ...] = ()
+    serial: tuple[int, ...] = ()
+    combine: str = ""
+    dtype: dtype | None = None
+
+
+class Assemble(Declaration):
+    """The result is put together in memory: a base (input number `base`, or nothing), then pieces written into it in turn.
+
+    pieces(op, result layout, *specs_and_attributes) -> Piece list. Writes in place start from the target itself, without copying a base.
+    Determinism: elements that meet are combined in the order of the serial dims, for every number of threads.
+    """
+
+    kind = ASSEMBLE
+    required = ("signature", "meta", "pieces", "vjp", "reference", "samples")
+    pieces: Callable | None = None
+    base: int | None = None
 
 
 class Template(Declaration):

@@ -22,8 +22,8 @@ from collections.abc import Callable
 from typing import Any
 
 TENSOR_ROLES = ("Tensor", "Operand", "OptionalTensor", "Tensors")
-POINTWISE, REDUCTION, VIEW, INDEXING, TEMPLATE, EXTERNAL, COMPOSITE = (
-    "pointwise", "reduction", "view", "indexing", "template", "external", "composite",
+POINTWISE, REDUCTION, VIEW, INDEXING, ASSEMBLE, TEMPLATE, EXTERNAL, COMPOSITE = (
+    "pointwise", "reduction", "view", "indexing", "assemble", "template", "external", "composite",
 )
 _MISSING = object()
 

@@ -55,9 +55,16 @@ def declare(number: int, rule: str, got: str, exception: type[Exception], step: 
     return kind
 
 
-INDEX = declare(1, "index must be at least {least} and less than {size} in dim {dim}", "{index}", IndexError)
+INDEX = declare(1, "index must be at least {least} and less than {size} in dim {dim} (out of bounds)", "{index}", IndexError)
+ELEMENT = declare(4, "index must be at least 0 and less than {size} in dim {dim} (out of bounds)", "{index}", RuntimeError)
+POSITION = declare(5, "index must be at least 0 and less than {size} in dim {dim} (out of range)", "{index}", IndexError)
 ZERO_DIVISION = declare(2, "an integer divisor must not be 0", "0 at element {index}", RuntimeError)
 ASSERTION = declare(3, "the asserted condition must hold", "false at element {index}", RuntimeError)
+
+
+def kind_numbered(number: int) -> Kind:
+    """The declared kind of that number."""
+    return _kinds[number]
 
 
 # ---------------------------------------------------------------------------------------------------- names of ops

@@ -18,13 +18,14 @@ from flambeau.core.dtype import bfloat16, float16, float32
 from flambeau.core.layout import canonical_dims, contiguous_strides
 from flambeau.core.spec import NumberSpec, Spec
 from flambeau.ir.graph import Graph, Node, Value, specs_of
-from flambeau.ir.kinds import pointwise_types
-from flambeau.ir.op import EXTERNAL, INDEXING, POINTWISE, REDUCTION, TEMPLATE, VIEW
-from flambeau.schedule.indexmap import IndexMap, compose, identity, through_view
+from flambeau.ir.indexmap import IndexMap, compose, identity, through_view
+from flambeau.ir.kinds import Moved, Piece, apply_view, pointwise_types
+from flambeau.ir.op import ASSEMBLE, EXTERNAL, INDEXING, POINTWISE, REDUCTION, TEMPLATE, VIEW
 from flambeau.schedule.program import SPLIT_ELEMENTS, Access, NestBuilder
 from flambeau.schedule.steps import ERROR, Buffer, Schedule, Scratch, Step
 from flambeau.templates.loop_program import Ref
 
+ANYWHERE = IndexMap(((),), (-1,))  # how an operand is read whose places other values name
 LONGEST_CHAIN = 40  # pointwise nodes evaluated again by another root before one is given memory
 
 
@@ -88,14 +89,13 @@ class _Scheduler:
         needed = {self._through_views(v) for v in self.graph.results()}
         for node in self.graph.nodes:
             kind = node.op.kind
-            if kind in (TEMPLATE, EXTERNAL, INDEXING, REDUCTION):
+            if kind in (TEMPLATE, EXTERNAL, INDEXING, ASSEMBLE, REDUCTION):
                 roots.update(node.outputs)
             if kind in (TEMPLATE, EXTERNAL):
                 for v in node.inputs:
                     needed.add(self._through_views(v))
             if kind == INDEXING:
-                for v in node.inputs[: node.op.rules.memory_operands]:
-                    needed.add(self._through_views(v))
+                needed.add(self._through_views(node.inputs[0]))
             if kind == VIEW:
                 source = self._through_views(node.inputs[0])
                 if source.node is not None and through_view(node, node.inputs[0].spec.shape) is None:
@@ -146,13 +146,28 @@ class _Scheduler:
                 source = node.inputs[0]
                 visit(source, identity(source.spec.ndim, source.spec.shape))
             elif node.op.kind == INDEXING:
-                for v in node.inputs:
-                    found.append((v, identity(v.spec.ndim)))
+                found.append((node.inputs[0], ANYWHERE))
+                for moved in self.read_of(node).indices:
+                    visit(node.inputs[moved.operand], moved.map)
+            elif node.op.kind == ASSEMBLE:
+                base = node.op.rules.base
+                if base is not None:
+                    visit(node.inputs[base], identity(root.spec.ndim, root.spec.shape))
+                seen.clear()
+                at = len(found)
+                for i, v in enumerate(node.inputs):
+                    if i != base:
+                        visit(v, identity(v.spec.ndim, v.spec.shape))
+                found[at:] = [(v, ANYWHERE) for v, _ in found[at:]]
             else:
                 for a, am in self._operand_maps(root, identity(root.spec.ndim, root.spec.shape)):
                     visit(a, am)
             self.leaf_cache[root] = found
         return found
+
+    def read_of(self, node: Node):
+        """How an Indexing node reads its source."""
+        return node.op.rules.access(node.op, *specs_of(node.op, node.args))
 
     def _operand_maps(self, v: Value, m: IndexMap) -> list[tuple[Value, IndexMap]]:
         """Operands of a pointwise node and the maps they are read at when v is read at m."""
@@ -172,7 +187,7 @@ class _Scheduler:
     def _place(self, root: Value) -> None:
         """Put a root into the first group that can hold it, or open one."""
         node = root.node
-        if node.op.kind in (TEMPLATE, EXTERNAL) or (node.op.kind == INDEXING and node.op.rules.multi_launch):
+        if node.op.kind in (TEMPLATE, EXTERNAL, ASSEMBLE):
             if node not in self.order:
                 self.order.append(node)
             self.position[root] = self.order.index(node)
@@ -239,7 +254,7 @@ class _Scheduler:
         """A reduction of everything over a group's row values (the mean of per-row losses)."""
         if not inside or len(reduced) != len(domain) or group.split or not group.reduced or domain not in group.row_shapes:
             return False
-        if any(r.node.op.kind == POINTWISE and tuple(r.spec.shape) == group.domain for r in group.roots):
+        if any(r.node.op.kind in (POINTWISE, INDEXING) and tuple(r.spec.shape) == group.domain for r in group.roots):
             return False
         lift = self._row_map(group, domain)
         if not all(self._is_aligned(v, compose(m, lift), group) for v, m in inside):
@@ -255,9 +270,7 @@ class _Scheduler:
 
     def _is_aligned(self, v: Value, m: IndexMap, group: _Group) -> bool:
         """Whether root v of the group, read at m over its domain, is what the same row (or element) computed."""
-        if v.node.op.kind == INDEXING:
-            return False
-        if tuple(v.spec.shape) == group.domain and v.node.op.kind == POINTWISE:
+        if tuple(v.spec.shape) == group.domain and v.node.op.kind in (POINTWISE, INDEXING):
             return m == identity(len(group.domain), group.domain)
         for shape in group.row_shapes:
             if tuple(v.spec.shape) == shape:
@@ -279,6 +292,8 @@ class _Scheduler:
         for item in self.order:
             if isinstance(item, _Group):
                 _GroupEmitter(self, item).emit()
+            elif item.op.kind == ASSEMBLE:
+                self._emit_pieces(item)
             else:
                 self._emit_single(item)
 
@@ -297,10 +312,25 @@ class _Scheduler:
         buffer = self.buffer_of(v)
         spec, offset = buffer.spec, 0
         for node in reversed(chain):
-            shape, strides, extra = node.op.rules.view(spec, *node.args[1:])
-            spec = Spec.get(shape, strides, spec.dtype, spec.device)
+            before = spec.dtype.itemsize
+            spec, extra = apply_view(node.op.rules, spec, node.args[1:])
+            if before != spec.dtype.itemsize:
+                offset, rest = divmod(offset * before, spec.dtype.itemsize)
+                if rest:
+                    raise RuntimeError(f"{node.op.name}: the first element must lie at a multiple of {spec.dtype.itemsize} bytes to be read as "
+                                       f"{spec.dtype.name}, got {rest} bytes past one. Call .clone() first.")
             offset += extra
         return buffer, spec, offset
+
+    def _emit_pieces(self, node: Node) -> None:
+        """The launches of an Assemble node: its base, then its pieces."""
+        out = node.outputs[0]
+        buffer, base = self.buffer_of(out), node.op.rules.base
+        if base is not None and self.buffers.get(node.inputs[base]) is not buffer:
+            _PieceEmitter(self, node, Piece(base, tuple(out.spec.shape), buffer.spec.strides)).emit(buffer)
+        for piece in node.op.rules.pieces(node.op, buffer.spec, *specs_of(node.op, node.args)):
+            if math.prod(piece.shape):
+                _PieceEmitter(self, node, piece).emit(buffer)
 
     def _emit_single(self, node: Node) -> None:
         operands, specs = [], []
@@ -343,17 +373,19 @@ class _Scheduler:
 
     def _writes_directly(self, target: Value, v: Value) -> bool:
         """Whether v may be computed straight into the memory of `target`: nobody reads the old value later, or elsewhere than at its place."""
-        if v not in self.position or v in self.buffers or v.node.op.kind != POINTWISE or v.spec.shape != target.spec.shape:
+        if v not in self.position or v in self.buffers or v.spec.shape != target.spec.shape or v.spec.dtype is not target.spec.dtype:
             return False
-        at = self.position[v]
-        if not isinstance(self.order[at], _Group) or v in self.graph.outputs:
+        at, node = self.position[v], v.node
+        if v in self.graph.outputs or node.op.kind not in (POINTWISE, ASSEMBLE):
+            return False
+        if node.op.kind == ASSEMBLE and (node.op.rules.base is None or node.inputs[node.op.rules.base] is not target):
             return False
         if any(self._through_views(o) is target for o in self.graph.results()):
             return False
         whole = identity(target.spec.ndim, target.spec.shape)
         for other, position in self.position.items():
             node = other.node
-            reads = [(x, None) for x in node.inputs] if node.op.kind in (TEMPLATE, EXTERNAL, INDEXING) else self._leaves(other)
+            reads = [(x, None) for x in node.inputs] if node.op.kind in (TEMPLATE, EXTERNAL) else self._leaves(other)
             for x, m in reads:
                 if self._through_views(x) is target and (position > at or (position == at and (x is not target or m != whole))):
                     return False
@@ -425,7 +457,7 @@ class _GroupEmitter:
             if position == at and other.node.op.kind not in (TEMPLATE, EXTERNAL):
                 if other in self.inside:
                     continue
-            reads = other.node.inputs if other.node.op.kind in (TEMPLATE, EXTERNAL, INDEXING) else [v for v, _ in self.s._leaves(other)]
+            reads = other.node.inputs if other.node.op.kind in (TEMPLATE, EXTERNAL) else [v for v, _ in self.s._leaves(other)]
             for v in reads:
                 source = self.s._through_views(v)
                 if source in self.inside:
@@ -547,16 +579,21 @@ class _GroupEmitter:
     def _indexed(self, v: Value, m: IndexMap) -> Ref:
         """A value read where index tensors say."""
         node = v.node
-        access = node.op.rules.access(node.op, *specs_of(node.op, node.args))
-        source = node.inputs[access.source]
-        buffer, spec, offset = self.s.resolve(source)
-        steps = self._access(access.strides(spec), m, offset + access.offset(spec))
-        indices = []
-        for position, rows, dim in access.indices:
-            operand = node.inputs[position]
-            im = compose(rows, m)
-            indices.append((self.value(operand, im), spec.shape[dim], spec.strides[dim], dim))
-        return self.b.load(buffer, spec.dtype.name, steps, indices, ERROR, node.op.name)
+        read = self.s.read_of(node)
+        buffer, spec, offset = self.s.resolve(node.inputs[0])
+        steps = self._access(spec.strides, compose(read.map, m), offset)
+        return self.b.load(buffer, spec.dtype.name, steps, self._moves(node, read.indices, spec, m))
+
+    def _moves(self, node: Node, indices: Sequence[Moved], spec: Spec, m: IndexMap) -> list[tuple[Ref, int]]:
+        """(checked index, stride) for each index into memory laid out as `spec`."""
+        found = []
+        for moved in indices:
+            index = self.value(node.inputs[moved.operand], compose(moved.map, m))
+            key = (index, spec.shape[moved.dim], moved.dim, moved.wrap)
+            if key not in self.memo:
+                self.memo[key] = self.b.check(index, spec.shape[moved.dim], moved.dim, node.op.name, ERROR, moved.wrap, moved.error)
+            found.append((self.memo[key], spec.strides[moved.dim]))
+        return found
 
     # ------------------------------------------------------------------ results
     def _store(self, root: Value, ref: Ref, m: IndexMap) -> None:
@@ -580,3 +617,24 @@ class _GroupEmitter:
         self.rows.append((scratch, self.group.domain[self.group.reduced[0]] * 8))
         self.b.keep(scratch, ref)
 
+
+class _PieceEmitter(_GroupEmitter):
+    """Turns one write of an Assemble node into a kernel step."""
+
+    def __init__(self, scheduler: _Scheduler, node: Node, piece: Piece):
+        super().__init__(scheduler, _Group(piece.shape, piece.serial))
+        self.node, self.piece = node, piece
+        self.b.split, self.b.serial = False, bool(piece.serial)
+
+    def emit(self, buffer: Buffer) -> None:
+        node, piece, s = self.node, self.piece, self.s
+        v = node.inputs[piece.value]
+        m = identity(len(piece.shape), piece.shape)
+        lead = len(piece.shape) - v.spec.ndim
+        at = piece.map or IndexMap(tuple(() if n == 1 else ((d + lead, 1),) for d, n in enumerate(v.spec.shape)), (0,) * v.spec.ndim)
+        moves = self._moves(node, piece.indices, buffer.spec, m)
+        value = self.value(v, at)
+        self.b.store(buffer, (piece.dtype or buffer.spec.dtype).name, Access(piece.strides, piece.offset), value, moves, piece.combine)
+        recipe, operands, params = self.b.finish(s.target, s.threads)
+        if params[0] > 0:
+            s.result.steps.append(Step.kernel(recipe, tuple(operands), params, node.op.name))

@@ -22,6 +22,7 @@ from flambeau.templates.loop_nest import build_loop_nest
 from flambeau.templates.loop_program import (
     FIRST_SIZE,
     Apply,
+    Check,
     Constant,
     Iota,
     Keep,
@@ -62,6 +63,7 @@ class NestBuilder:
         self.expensive = False
         self.element_bytes: set[int] = set()
         self.split = False
+        self.serial = False  # the "reduced" dims are walked in order by writes that may meet at one place
 
     # ------------------------------------------------------------------ slots and instructions
     def slot(self, operand: Any) -> int:
@@ -76,12 +78,14 @@ class NestBuilder:
         self.instructions.append(instruction)
         return Ref(len(self.instructions) - 1)
 
-    def load(self, operand: Any, dtype: str, access: Access, indices: Sequence[tuple[Ref, int, int, int]] = (), error: Any = None,
-             op: str = "") -> Ref:
-        """Element at `access`, moved by each (index value, size, stride, dim number)."""
+    def load(self, operand: Any, dtype: str, access: Access, indices: Sequence[tuple[Ref, int]] = ()) -> Ref:
+        """Element at `access`, moved by each (checked index, stride)."""
         self.element_bytes.add(BY_NAME[dtype].itemsize)
-        error_slot = self.slot(error) if indices else -1
-        return self._add(Load, self.slot(operand), dtype, access, tuple(indices), error_slot, op)
+        return self._add(Load, self.slot(operand), dtype, access, tuple(indices))
+
+    def check(self, index: Ref, size: int, dim: int, op: str, error: Any, wrap: bool, kind: int) -> Ref:
+        """An index into a dim of `size`; where it is out of bounds, failure `kind` is reported to the `error` operand."""
+        return self._add(Check, index, size, dim, op, self.slot(error), wrap, kind)
 
     def iota(self, access: Access) -> Ref:
         return self._add(Iota, access)
@@ -104,8 +108,9 @@ class NestBuilder:
     def part(self, reduce: Ref, index: int) -> Ref:
         return self._add(Part, reduce, index)
 
-    def store(self, operand: Any, dtype: str, access: Access, value: Ref) -> None:
-        self._add(Store, self.slot(operand), dtype, access, value)
+    def store(self, operand: Any, dtype: str, access: Access, value: Ref, indices: Sequence[tuple[Ref, int]] = (), combine: str = "") -> None:
+        """Write a value at `access`, moved by each (checked index, stride); `combine` names the pointwise op that merges it with what is there."""
+        self._add(Store, self.slot(operand), dtype, access, value, tuple(indices), combine)
 
     def keep(self, operand: Any, value: Ref) -> None:
         self._add(Keep, self.slot(operand), value)
@@ -116,7 +121,7 @@ class NestBuilder:
 
     def _main_access(self) -> Access | None:
         """The access that should run along memory: of a map its store, of a reduction its widest load."""
-        kind = Load if self.reduced else Store
+        kind = Load if self.reduced and not self.serial else Store
         found = [(math.prod(n for n, s in zip(self.sizes, x.strides) if s), -i, x)
                  for i, ins in enumerate(self.instructions) if ins[0] is kind for x in ins if isinstance(x, Access)]
         return max(found)[2] if found else None
@@ -145,8 +150,8 @@ class NestBuilder:
             return groups
 
         outer = merge(order([d for d in live if d not in self.reduced]))
-        inner = merge(order([d for d in live if d in self.reduced]))
-        return outer, inner
+        inner = [d for d in live if d in self.reduced]
+        return outer, merge(inner if self.serial else order(inner))
 
     def _size(self, group: list[int]) -> int:
         return math.prod(self.sizes[d] for d in group)
@@ -155,7 +160,7 @@ class NestBuilder:
     def finish(self, target, threads: int) -> tuple[Recipe, list[Any], tuple[int, ...]]:
         """(recipe, operands by slot, parameter block). Dims of size 1 are dropped, dims that run together are merged."""
         outer, inner = self._ordered_dims()
-        is_map = not self.reduced
+        is_map = not self.reduced and not self.serial
         vector, chunked = "inner", False
         if is_map:
             inner, outer = ([outer[-1]], outer[:-1]) if outer else ([[]], [])
@@ -163,6 +168,8 @@ class NestBuilder:
         elif self.split:
             outer, inner = outer + inner[:-1], (inner[-1:] or [[]])
             chunked = True
+        elif self.serial:
+            outer, inner, vector, chunked = outer or [[]], inner or [[]], "outer", True
         else:
             vector = self._reduction_direction(outer, inner)
             inner = inner or [[]]
@@ -171,6 +178,8 @@ class NestBuilder:
         groups = outer + inner
         vector_group = len(outer) - 1 if vector == "outer" else len(groups) - 1
         unroll = self._unroll(vector, is_map, self._size(groups[vector_group]), lanes)
+        if self.serial and (main := self._main_access()) and (not groups[vector_group] or main.strides[groups[vector_group][-1]] != 1):
+            lanes, unroll = 0, 1
         params, sizes = [0, 0, 0], [self._size(g) for g in groups]
         params += sizes
         program = self._with_positions(groups, vector_group, params)
@@ -179,7 +188,7 @@ class NestBuilder:
         work = inner_elements
         if chunked:
             length = sizes[vector_group]
-            chunk = self._chunk(vector, length, lanes, inner_elements, threads, units)
+            chunk = self._chunk(vector, length, lanes or 16, inner_elements, threads, units)
             pieces = -(-length // chunk)
             params[2] = chunk
             if vector == "outer":
@@ -252,18 +261,21 @@ class NestBuilder:
         program = []
         for kind, *fields in self.instructions:
             if kind is Load:
-                slot, dtype, access, indices, error, op = fields
+                slot, dtype, access, indices = fields
                 where = positions(access)
-                moves = tuple((r, number(size), number(stride), number(dim)) for r, size, stride, dim in indices)
-                program.append(Load(slot, dtype, where, moves, error, number(op_id(op)) if indices else 0))
+                program.append(Load(slot, dtype, where, tuple((r, number(stride)) for r, stride in indices)))
+            elif kind is Check:
+                index, size, dim, op, error_slot, wrap, failure = fields
+                program.append(Check(index, number(size), number(dim), number(op_id(op)), error_slot, wrap, failure))
             elif kind is Reduce:
                 op, arg, attributes, compute, dtypes, over, count, index = fields
                 where = positions(index) if index is not None else ()
                 program.append(Reduce(op, arg, attributes, compute, dtypes, where, over, number(count)))
             elif kind is Store:
-                slot, dtype, access, value = fields
+                slot, dtype, access, value, indices, combine = fields
                 where = positions(access)
-                program.append(Store(slot, dtype, where, value, self._streams(dtype, access, where, groups, vector_group)))
+                streams = not indices and not combine and self._streams(dtype, access, where, groups, vector_group)
+                program.append(Store(slot, dtype, where, value, streams, tuple((r, number(stride)) for r, stride in indices), combine))
             elif kind is Iota:
                 program.append(Iota(positions(fields[0])))
             else:

@@ -26,7 +26,7 @@ from flambeau.kernel import types as t
 from flambeau.kernel.complexes import Complex, complex_const
 from flambeau.kernel.dsl import Function, Module, Value
 from flambeau.kernel.types import Type, i64, ptr
-from flambeau.runtime.errors import INDEX, emit_report
+from flambeau.runtime.errors import emit_report, kind_numbered
 from flambeau.templates.loop_program import (
     CHUNK,
     COUNTER_SLOT,
@@ -35,6 +35,7 @@ from flambeau.templates.loop_program import (
     REGISTER,
     TOTAL,
     Apply,
+    Check,
     Constant,
     Iota,
     Keep,
@@ -60,20 +61,25 @@ class _Emitter:
         self.program = nest.program
         self.level: list[str] = []
         self.stage: list[int] = []
+        self.uniform: list[bool] = []
         self._classify()
 
     # ------------------------------------------------------------------ levels and stages
     def _refs(self, node: Any) -> list[int]:
         match node:
             case Load():
-                return [r.index for r, *_ in node.indices]
+                return [r.index for r, _ in node.indices]
+            case Check():
+                return [node.index.index]
             case Apply():
                 return [a.index for a in node.args if isinstance(a, Ref)]
             case Reduce():
                 return [node.arg.index]
             case Part():
                 return [node.reduce.index]
-            case Store() | Keep():
+            case Store():
+                return [node.value.index, *(r.index for r, _ in node.indices)]
+            case Keep():
                 return [node.value.index]
         return []
 
@@ -87,12 +93,24 @@ class _Emitter:
             level = "final" if "final" in levels else max(levels, key=order.get, default="row")
             if isinstance(node, (Load, Iota, Store)) and any(node.access[d] for d in inner):
                 level = "full"
+            if isinstance(node, Store) and node.combine:
+                level = "full"  # once an element, even where all of them meet at one place
             if isinstance(node, Reduce):
                 level, stage = ("row" if node.over == "inner" else "final"), stage + (node.over != "units")
             self.level.append(level)
             self.stage.append(stage)
+            self.uniform.append(self._is_uniform(node, refs))
         self.stages = max(self.stage, default=0)
         self.kept: dict[int, Keep] = {n.value.index: n for n in self.program if isinstance(n, Keep)}
+
+    def _is_uniform(self, node: Any, refs: list[int]) -> bool:
+        """Whether a value is the same along the vector dim."""
+        match node:
+            case Load() | Iota():
+                return not node.access[self.nest.vector_dim] and all(self.uniform[r] for r in refs)
+            case Constant() | Scalar() | Apply() | Check():
+                return all(self.uniform[r] for r in refs)
+        return False
 
     # ------------------------------------------------------------------ frame
     def build(self) -> Module:
@@ -120,7 +138,7 @@ class _Emitter:
 
     def _pointer_slots(self) -> list[int]:
         found = {n.slot for n in self.program if isinstance(n, (Load, Store, Keep))}
-        found |= {n.error_slot for n in self.program if isinstance(n, Load) and n.indices}
+        found |= {n.error_slot for n in self.program if isinstance(n, Check)}
         if self.nest.partial_slot >= 0:
             found.add(self.nest.partial_slot)
         return sorted(found)
@@ -130,9 +148,10 @@ class _Emitter:
         for n in self.program:
             if isinstance(n, (Load, Store, Iota)):
                 found |= {p for p in n.access if p > 1}
-            if isinstance(n, Load):
-                for _, *positions in n.indices:
-                    found |= {*positions, n.op}
+            if isinstance(n, (Load, Store)):
+                found |= {stride for _, stride in n.indices}
+            if isinstance(n, Check):
+                found |= {n.size, n.dim, n.op}
             if isinstance(n, Reduce):
                 found |= {p for p in n.index if p > 1} | ({n.count} if n.count > 0 else set())
         return sorted(found)
@@ -231,7 +250,7 @@ class _Emitter:
                 elif isinstance(n, Keep):
                     self._keep(n, v, position, mask, lanes)
                 else:
-                    self._store_full(n, i, v, offsets, position, mask, lanes)
+                    self._store_full(n, i, v, offsets, position, mask, lanes, lambda r: self._full(r, values, offsets, position, mask, lanes))
 
         def vectors(offsets):
             step = lanes * ways
@@ -273,8 +292,8 @@ class _Emitter:
             with k.range(low, whole, step) as x:
                 self._column_block([x + w * lanes if w else x for w in range(wide)], None)
             low = whole
-        with k.range(low, high, lanes) as x:
-            self._column_block([x], k.tail_mask(high - x, lanes))
+        with k.range(low, high, max(1, lanes)) as x:
+            self._column_block([x], k.tail_mask(high - x, lanes) if lanes else None)
 
     def _column_block(self, positions: list[Value], mask) -> None:
         k, nest = self.k, self.nest
@@ -301,7 +320,8 @@ class _Emitter:
                         if isinstance(n, Reduce):
                             self._accumulate(n, i, state[i][w], self._splat(v, lanes), offsets, position, None, lanes)
                         else:
-                            self._store_full(n, i, v, offsets, position, mask, lanes)
+                            self._store_full(n, i, v, offsets, position, mask, lanes,
+                                             lambda r: self._in_column(r, values, offsets, w, position, mask))
 
             self._nest_inner(nest.outer, nest.dims, dict(self.bases), innermost)
             for i in reduces:
@@ -311,8 +331,10 @@ class _Emitter:
         for i, n in enumerate(self.program):
             if isinstance(n, Store) and self.level[i] == "row":
                 for w, position in enumerate(positions):
-                    v = self._in_column(n.value.index, {}, dict(self.bases), w, position, mask)
-                    self._store_full(n, i, v, dict(self.bases), position, mask, lanes)
+                    def value(r, w=w, position=position):
+                        return self._in_column(r, {}, dict(self.bases), w, position, mask)
+
+                    self._store_full(n, i, value(n.value.index), dict(self.bases), position, mask, lanes, value)
 
     def _column_inputs(self, sink: int, w: int, position, mask) -> None:
         """Emit row-level values that a loop will use, ahead of the loop."""
@@ -328,8 +350,8 @@ class _Emitter:
             for r in self._refs(self.program[i]):
                 visit(r)
 
-        n = self.program[sink]
-        visit(n.arg.index if isinstance(n, Reduce) else n.value.index)
+        for r in self._refs(self.program[sink]):
+            visit(r)
 
     def _in_column(self, i: int, values: dict, offsets: dict, w: int, position, mask) -> Any:
         """Value i for the column vector at `position`; row-level ones are kept for the whole block."""
@@ -341,7 +363,9 @@ class _Emitter:
                 store[i] = self.column_values[w][n.reduce.index][n.index]
             else:
                 where = self.bases if row else offsets
-                store[i] = self._emit(i, lambda r: self._in_column(r, values, offsets, w, position, mask), where, position, mask, self.nest.lanes)
+                same = self.uniform[i]  # one scalar instead of equal lanes
+                store[i] = self._emit(i, lambda r: self._in_column(r, values, offsets, w, position, mask), where, None if same else position,
+                                      None if same else mask, 0 if same else self.nest.lanes)
         return store[i]
 
     # ------------------------------------------------------------------ values
@@ -374,7 +398,8 @@ class _Emitter:
 
         self.current_stage = self.stage[self._source(work[0])]
         for i in work:
-            visit(self._source(i))
+            for r in self._refs(self.program[i]):
+                visit(r)
 
     def _source(self, sink: int) -> int:
         n = self.program[sink]
@@ -401,7 +426,7 @@ class _Emitter:
         match n:
             case Load() | Constant() | Apply():
                 return n.dtype
-            case Iota():
+            case Iota() | Check():
                 return "int64"
             case Scalar():
                 return "float64" if n.kind == "f" else "int64"
@@ -429,6 +454,8 @@ class _Emitter:
                 return k.splat(self.scalars[i], lanes)
             case Apply():
                 return self._apply(n, value, lanes)
+            case Check():
+                return self._checked(n, self.convert(value(n.index.index), self.dtype_of(n.index.index), "int64"), mask)
         raise AssertionError(f"loop nest: cannot emit {n}")
 
     def _apply(self, n: Apply, value, lanes: int) -> Any:
@@ -462,15 +489,7 @@ class _Emitter:
         k = self.k
         base = offsets.get(i)
         step = n.access[self.nest.vector_dim] if position is not None else 0
-        gathered = None
-        for r, size, stride, dim in n.indices:
-            index = self.convert(value(r.index), self.dtype_of(r.index), "int64")
-            index = self._checked(n, index, self.param(size), self.param(dim), mask)
-            term = index * (k.splat(self.param(stride), index.type.lanes) if index.type.lanes else self.param(stride))
-            if index.type.lanes:
-                gathered = term if gathered is None else gathered + term
-            else:
-                base = term if base is None else base + term
+        base, gathered = self._moved(n.indices, value, base)
         memory = MEMORY[n.dtype]
         p = self.pointers[n.slot]
         is_complex = BY_NAME[n.dtype].is_complex
@@ -489,19 +508,34 @@ class _Emitter:
         where = self._index(n.access, base, position, lanes)
         if gathered is not None:
             where = where + gathered
-        if is_complex:
-            twice = where * 2
-            v = Complex(k.gather(p, memory, twice, mask=mask), k.gather(p, memory, twice + 1, mask=mask))
-        else:
-            v = k.gather(p, memory, where, mask=mask)
-        return self._to_register(v, n.dtype)
+        return self._to_register(self._memory_gather(p, memory, where, mask, is_complex), n.dtype)
 
-    def _checked(self, n: Load, index: Value, size: Value, dim: Value, mask) -> Value:
-        """The index with negatives wrapped; one that is out of bounds is reported and read as 0."""
+    def _memory_gather(self, p: Value, memory: Type, where: Value, mask, is_complex: bool) -> Any:
         k = self.k
+        if not is_complex:
+            return k.gather(p, memory, where, mask=mask)
+        twice = where * 2
+        return Complex(k.gather(p, memory, twice, mask=mask), k.gather(p, memory, twice + 1, mask=mask))
+
+    def _moved(self, indices, value, base) -> tuple[Value | None, Value | None]:
+        """(scalar start, offsets by lane or None) of a place that checked indices move."""
+        k, gathered = self.k, None
+        for r, stride in indices:
+            rows = self.nest.vector == "inner" and self.level[r.index] == "row"
+            index = self.row_value(r.index) if rows else value(r.index)
+            term = index * k.splat(self.param(stride), index.type.lanes)
+            if index.type.lanes:
+                gathered = term if gathered is None else gathered + term
+            else:
+                base = term if base is None else base + term
+        return base, gathered
+
+    def _checked(self, n: Check, index: Value, mask) -> Value:
+        """The index, with negatives wrapped; one that is out of bounds is reported and read as 0."""
+        k, size = self.k, self.param(n.size)
         lanes = index.type.lanes
         wide = k.splat(size, lanes)
-        wrapped = k.select(index < 0, index + wide, index)
+        wrapped = k.select(index < 0, index + wide, index) if n.wrap else index
         bad = (wrapped < 0) | (wrapped >= wide)
         if mask is not None and lanes:
             bad = bad & mask
@@ -512,7 +546,7 @@ class _Emitter:
                 report = k.reduce(k.select(bad, index, k.const(index.type, -(1 << 63))), lambda a, b: k.maximum(a, b))
             else:
                 report = index
-            emit_report(k, error, INDEX, op=self.param(n.op), index=report, dim=dim, size=size)
+            emit_report(k, error, kind_numbered(n.error), op=self.param(n.op), index=report, dim=self.param(n.dim), size=size)
         return k.select(bad, k.const(index.type, 0), wrapped)
 
     def _memory_scalar(self, p: Value, memory: Type, where, is_complex: bool) -> Any:
@@ -545,15 +579,29 @@ class _Emitter:
             return v
         return v.to(MEMORY[name])
 
-    def _store_full(self, n: Store, i: int, v: Any, offsets, position, mask, lanes: int) -> None:
+    def _store_full(self, n: Store, i: int, v: Any, offsets, position, mask, lanes: int, value) -> None:
         k = self.k
         v = self._splat(self.convert(v, self.dtype_of(n.value.index), n.dtype), lanes)
-        v = self._to_memory(v, n.dtype)
-        p, base = self.pointers[n.slot], offsets.get(i)
-        step = n.access[self.nest.vector_dim]
-        is_complex = isinstance(v, Complex)
-        if step == 1:
+        p, step = self.pointers[n.slot], n.access[self.nest.vector_dim]
+        base, gathered = self._moved(n.indices, value, offsets.get(i))
+        memory, is_complex = MEMORY[n.dtype], isinstance(v, Complex)
+        dense = step == 1 and gathered is None and lanes > 0
+        if dense:
             where = position if base is None else base + position
+        else:
+            where = self._index(n.access, base, position, lanes)
+            where = where if gathered is None else where + gathered
+        if n.combine:
+            if dense:
+                old = self._memory_vector(p, memory, where, mask, lanes, is_complex)
+            elif lanes == 0:
+                old = self._memory_scalar(p, memory, where, is_complex)
+            else:
+                old = self._memory_gather(p, memory, where, mask, is_complex)
+            op = REGISTRY[n.combine]
+            v = fit(k, op.rules.lower(k, self._to_register(old, n.dtype), v, *(a.default for a in op.params[2:])), BY_NAME[n.dtype])
+        v = self._to_memory(v, n.dtype)
+        if dense:
             if is_complex:
                 both = k.shuffle(v.real, v.imag, [x // 2 + (x % 2) * lanes for x in range(2 * lanes)])
                 k.store(p, both, where * 2, mask=self._double(mask, lanes))
@@ -562,7 +610,6 @@ class _Emitter:
             else:
                 k.store(p, v, where, mask=mask)
             return
-        where = self._index(n.access, base, position, lanes)
         if is_complex:
             twice = where * 2
             k.scatter(p, v.real, twice, mask=mask)
@@ -750,7 +797,9 @@ def convert(k: Function, v: Any, source: dtype, target: dtype) -> Any:
 
 
 def fit(k: Function, v: Any, wanted: dtype) -> Any:
-    """What a lowering returned, in the register type of the dtype it stands for."""
+    """What a lowering returned (a Python number counts), in the register type of the dtype it stands for."""
+    if isinstance(v, (bool, int, float, complex)):
+        return complex_const(k, REGISTER[wanted.name], v) if wanted.is_complex else k.const(REGISTER[wanted.name], v)
     if isinstance(v, Complex):
         if wanted.is_complex:
             kind = REGISTER[wanted.name]

@@ -40,9 +40,23 @@ class Load:
     slot: int
     dtype: str
     access: tuple[int, ...]
-    indices: tuple[tuple[Ref, int, int, int], ...] = ()  # (index value, block positions of size, stride and dim number)
-    error_slot: int = -1
-    op: int = 0  # block position of the op's number, for errors
+    indices: tuple[tuple[Ref, int], ...] = ()  # moved by (checked index, block position of the stride)
+
+
+@dataclass(frozen=True)
+class Check:
+    """An index into a dim as an int64 value: negative ones count from the end if `wrap`; one out of bounds is reported and becomes 0.
+
+    `size`, `dim` and `op` are block positions (of the dim's size and number and of the op's number), `error` the kind of failure.
+    """
+
+    index: Ref
+    size: int
+    dim: int
+    op: int
+    error_slot: int
+    wrap: bool
+    error: int
 
 
 @dataclass(frozen=True)
@@ -100,11 +114,15 @@ class Part:
 
 @dataclass(frozen=True)
 class Store:
+    """`combine` (a pointwise op of two operands) merges the value with what is there; `indices` move the place as those of a Load."""
+
     slot: int
     dtype: str
     access: tuple[int, ...]
     value: Ref
     streaming: bool = False
+    indices: tuple[tuple[Ref, int], ...] = ()
+    combine: str = ""
 
 
 @dataclass(frozen=True)
@@ -117,7 +135,10 @@ class Keep:
 
 @dataclass(frozen=True)
 class LoopNest:
-    """See the module. `outer` and `inner` count dims; with vector="outer" the last outer dim is the vector dim."""
+    """See the module. `outer` and `inner` count dims; with vector="outer" the last outer dim is the vector dim.
+
+    `lanes` may be 0 with vector="outer": elements one by one, for writes at places that do not run along memory.
+    """
 
     outer: int
     inner: int
