@@ -214,12 +214,15 @@ def _fast_body(op: Op, everything: str) -> list[str]:
     lines += ["    result.spec = spec", "    result.needs_grad = False", "    result.node = None"]
     operands = [p.name for p in op.params if p.is_tensor]
     bits = " + ".join(f"{need} * {1 << i}" if i else need for i, need in enumerate(needs))
-    if any(p.role == "OptionalTensor" for p in op.params):  # bits count what is there: the general way
+    scalars = [p for p in op.params if p.role == "Scalar"]
+    if any(p.role == "OptionalTensor" for p in op.params) or any(p.required for p in scalars):  # bits count what is there: the general way
         lines += [f"    if {' or '.join(needs)}:", f"        record(info, {everything}, (result,))"]
     else:
-        lines += [f"    if {' or '.join(needs)}:", "        if grad_mode.enabled and not watching:", f"            taper = info.by_bits.get({bits})",
+        given = "".join(f" and k_{p.name} is None" for p in scalars)
+        lines += [f"    if {' or '.join(needs)}:", f"        if grad_mode.enabled and not watching{given}:",
+                  f"            taper = info.by_bits.get({bits})",
                   "            if taper is None:", f"                record(info, {everything}, (result,))", "            else:",
-                  f"                taper({', '.join(operands)}, result)", "        elif watching or grad_mode.inference:",
+                  f"                taper({', '.join(operands)}, result)", f"        elif watching or {'grad_mode.enabled or ' if given else ''}grad_mode.inference:",
                   f"            record(info, {everything}, (result,))"]
     lines.append("    return result")
     return lines
