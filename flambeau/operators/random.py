@@ -264,7 +264,7 @@ class random_integers(Random):
         if span_kind == "all":
             value = wide
         elif span_kind == "wide":
-            value = wide % np.uint64(span)
+            value = wide % np.uint64(span & (2**64 - 1))
         else:
             value = (a * np.uint64(span) + (b * np.uint64(span) >> np.uint64(32))) >> np.uint64(32)
         return (value.astype(np.int64) + low).astype(dtype.name)
@@ -272,6 +272,7 @@ class random_integers(Random):
     def samples(t):
         yield case(None, (5,), 0, 10, 1, 0, "narrow", int64)
         yield case(None, (2, 3), -7, 1 << 40, 1, 9, "wide", int64)
+        yield case(None, (4,), 0, -(1 << 63), 1, 9, "wide", int64)
         yield case(None, (4,), 0, 0, -1, 2, "all", int64)
 
 
