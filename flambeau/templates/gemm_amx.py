@@ -17,8 +17,19 @@ from flambeau.kernel.dsl import Function, Module, Value
 from flambeau.kernel.target import Target
 from flambeau.kernel.types import Type, bf16, f32, i8, i64, ptr, u16, u32, void
 from flambeau.templates.gemm_pack import order_of, transposed
-from flambeau.templates.gemm_problem import Problem, blocks_of, launch, packed_batch, round_up, swapped, with_swapped_operands
-from flambeau.templates.gemm_tiles import ABI, ELEMENTS, SERIAL_WORK, finish_function, unit_offsets
+from flambeau.templates.gemm_problem import (
+    SERIAL_WORK,
+    Grid,
+    Problem,
+    blocks_of,
+    launch,
+    packed_batch,
+    round_up,
+    swapped,
+    unit_blocks,
+    with_swapped_operands,
+)
+from flambeau.templates.gemm_tiles import ABI, ELEMENTS, finish_function, unit_offsets
 from flambeau.templates.launch import Lowered
 
 PANEL = 32  # rows of a left panel, columns of a right one: two tiles
@@ -301,13 +312,15 @@ def build_amx_pack(target: Target, order: str) -> Module:
 
 def lower_amx(p: Problem, threads: int) -> Lowered:
     """bfloat16 on tiles. Of the two ways round, the one that reads a long matrix of weights in place."""
-    turned = p.m <= PANEL < p.n and p.b[0] == 1
+    turned = p.m <= 8 * PANEL < p.n and p.b[0] == 1
     return with_swapped_operands(_lower(swapped(p), threads, True)) if turned else _lower(p, threads, False)
 
 
 def _lower(p: Problem, threads: int, streaming: bool) -> Lowered:
     block_k = blocks_of(p.k, BLOCK_K, STEP)
-    block_m, block_n = _unit_blocks(p, threads)
+    most_rows = max(PANEL, min(256, (1 << 20) // (2 * p.k)))  # packed rows of the left in half of L2
+    grid = Grid(PANEL, PANEL, 2 * PANEL if streaming else most_rows, 4096, 0 if streaming else 48, 32)
+    block_m, block_n = unit_blocks(p, grid, threads)
     tiles_m, tiles_n = -(-p.m // block_m), -(-p.n // block_n)
     in_place = streaming and p.a[1] == 1 and p.k % STEP == 0
     stage_stride = STAGE_BYTES if block_k < p.k else 0
@@ -325,18 +338,3 @@ def _lower(p: Problem, threads: int, streaming: bool) -> Lowered:
     kind = (order_of(*p.a), p.out_dtype, 8 if streaming else 0)
     main = launch("gemm_amx", kind, build_amx, (0, out + 1, 2, out, out + 2), units, grain, (*fields, *reading))
     return Lowered((pack, main), (matrices * round_up(p.k, STEP) * round_up(p.n, PANEL) * 2, scratch_stride * threads))
-
-
-def _unit_blocks(p: Problem, threads: int) -> tuple[int, int]:
-    """Rows and columns of a unit: packed rows of the left in half of L2, units enough for the threads."""
-    block_m = blocks_of(p.m, max(PANEL, min(256, (1 << 20) // (2 * max(p.k, 1)) // PANEL * PANEL)), PANEL)
-    block_n = blocks_of(p.n, 4096, PANEL)
-    wanted = 4 * threads if threads > 1 and p.work >= SERIAL_WORK else 1
-    while p.matrices * -(-p.m // block_m) * -(-p.n // block_n) < wanted:
-        if block_m > 4 * PANEL or (block_n <= 16 * PANEL and block_m > PANEL):
-            block_m = round_up(-(-block_m // 2), PANEL)
-        elif block_n > PANEL:
-            block_n = round_up(-(-block_n // 2), PANEL)
-        else:
-            break
-    return block_m, block_n

@@ -18,8 +18,8 @@ from dataclasses import replace
 from flambeau.kernel.dsl import Function, Module, Value
 from flambeau.kernel.target import Target
 from flambeau.kernel.types import Type, bf16, f32, i64, ptr
-from flambeau.templates.gemm_problem import Problem, launch, packed_batch, plain_batch, round_up
-from flambeau.templates.gemm_tiles import ABI, ELEMENTS, SERIAL_WORK, finish_function, unit_offsets
+from flambeau.templates.gemm_problem import SERIAL_WORK, Problem, launch, packed_batch, plain_batch, round_up
+from flambeau.templates.gemm_tiles import ABI, ELEMENTS, finish_function, unit_offsets
 from flambeau.templates.launch import Lowered
 
 FIELDS = (

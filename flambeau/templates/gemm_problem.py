@@ -8,11 +8,14 @@ May not know: kernels, targets, threads. Entry: `Problem`.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from flambeau.templates.launch import Launch, Lowered, Recipe
+
+SERIAL_WORK = 1 << 17  # multiply-adds below which waking a thread costs more than it brings (about 4 us)
 
 
 @dataclass(frozen=True)
@@ -119,6 +122,63 @@ def blocks_of(size: int, most: int, unit: int) -> int:
 
 def round_up(value: int, unit: int) -> int:
     return -(-value // unit) * unit
+
+
+@dataclass(frozen=True)
+class Grid:
+    """How a result may be cut into units."""
+
+    height: int  # rows of a register tile: blocks are multiples
+    width: int  # and its columns
+    most_m: int  # rows that a unit may have at most
+    most_n: int
+    row_cost: int  # what a row costs a unit besides its elements (packing), counted in elements
+    column_cost: int  # and a column (fetching its panel again)
+
+
+def unit_blocks(p: Problem, grid: Grid, threads: int) -> tuple[int, int]:
+    """Rows and columns of a unit such that threads, each taking the next unit when free, end soonest.
+
+    Blocks do not change results: every element is summed along depth by one unit.
+    """
+    return _unit_blocks(p.m, p.n, p.matrices, grid, 1 if p.work < SERIAL_WORK else threads)
+
+
+@functools.lru_cache(maxsize=1024)
+def _unit_blocks(m: int, n: int, matrices: int, grid: Grid, threads: int) -> tuple[int, int]:
+    panels_m, panels_n = -(-m // grid.height), -(-n // grid.width)
+    most_m, most_n = max(1, grid.most_m // grid.height), max(1, grid.most_n // grid.width)
+    largest = blocks_of(panels_m, most_m, 1), blocks_of(panels_n, most_n, 1)
+    if threads == 1:
+        return largest[0] * grid.height, largest[1] * grid.width
+    best, blocks = math.inf, largest
+    heights = sorted({blocks_of(panels_m, min(most_m, r), 1) for r in (most_m, 10, 7, 5, 3, 2, 1)}, reverse=True)
+    parts_n = -(-panels_n // largest[1])
+    while True:
+        columns = -(-panels_n // parts_n)
+        tiles_n = -(-panels_n // columns)
+        for rows in heights:
+            cost = _time_of(panels_m, rows, columns, tiles_n, matrices, grid, threads)
+            if cost < 0.99 * best:
+                best, blocks = cost, (rows, columns)
+        if columns == 1 or tiles_n * matrices >= 4 * threads:
+            return blocks[0] * grid.height, blocks[1] * grid.width
+        parts_n = 2 * tiles_n
+
+
+def _time_of(panels_m: int, rows: int, columns: int, tiles_n: int, matrices: int, grid: Grid, threads: int) -> float:
+    """When the last thread is done: whole units first, one each in turn, then the lower ones of the last rows.
+
+    A twentieth of a unit is added, for threads that start late or are held up.
+    """
+    width = columns * grid.width
+    row_cost, unit_cost = grid.height * (width + grid.row_cost), width * grid.column_cost
+    large, small = rows * row_cost + unit_cost, panels_m % rows * row_cost + unit_cost
+    turns, ahead = divmod(panels_m // rows * tiles_n * matrices, threads)
+    end = (turns + (ahead > 0)) * large
+    if panels_m % rows:
+        end = max(end, turns * large + -(-tiles_n * matrices // (threads - ahead)) * small)
+    return end + large / 20
 
 
 def packed_batch(p: Problem, matrix: int) -> tuple[int, tuple[int, ...], tuple[int, ...]]:

@@ -17,7 +17,7 @@ from flambeau.kernel.dsl import Function, Module, Value
 from flambeau.kernel.target import Target
 from flambeau.kernel.types import Type, bf16, f16, f32, f64, i8, i16, i32, i64, ptr, u8
 from flambeau.templates.gemm_pack import DEPTH_ALIGN, order_of, pack_function, transposed
-from flambeau.templates.gemm_problem import Problem, blocks_of, launch, packed_batch, plain_batch, round_up
+from flambeau.templates.gemm_problem import SERIAL_WORK, Grid, Problem, blocks_of, launch, packed_batch, plain_batch, round_up, unit_blocks
 from flambeau.templates.launch import Lowered
 
 # Element type in memory and the type that sums are kept in. Integers wrap around, so a wider sum changes nothing.
@@ -32,8 +32,6 @@ ELEMENTS: dict[str, tuple[Type, Type]] = {
     "int32": (i32, i32),
     "int64": (i64, i64),
 }
-
-SERIAL_WORK = 1 << 17  # multiply-adds below which waking a thread costs more than it brings (about 4 us)
 
 ABI = [("slots", ptr), ("begin", i64), ("end", i64), ("tid", i64)]
 
@@ -416,6 +414,9 @@ def build_pack(target: Target, dtype: str, order: str, vectors: int) -> Module:
 
 
 # ---------------------------------------------------------------------- blocks
+MOST_ROWS = 20  # panels of A in a unit: 430 KiB of L2
+
+
 def register_tile(target: Target) -> tuple[tuple[int, ...], int]:
     """Heights of the register tiles and their width in vectors, by the number of vector registers."""
     if target.vector_bytes == 64 or target.arch == "aarch64":  # 32 registers: 28 sums, 2 of b, 1 of a
@@ -434,7 +435,8 @@ def lower_tiles(p: Problem, target: Target, threads: int, *, plain_a: bool = Fal
     width = vectors * lanes
     staged = ELEMENTS[p.out_dtype][0] is not compute or p.out[1] != 1 or (p.bias is not None and p.bias[0] != 0)
     block_k = max(1, blocks_of(p.k, max(64, 1536 // compute.size), DEPTH_ALIGN))
-    block_m, block_n = _unit_blocks(p, height, width, threads)
+    grid = Grid(height, width, MOST_ROWS * height, 4096, 0 if plain_a else 24, 12)
+    block_m, block_n = unit_blocks(p, grid, threads)
     tiles_m, tiles_n = -(-p.m // block_m), -(-p.n // block_n)
     a_mode = order_of(*p.a)
     if plain_a:
@@ -484,7 +486,7 @@ def lower_plain(p: Problem, target: Target, threads: int) -> Lowered:
     """Nothing is packed: small matrices, and few rows past a long matrix along n."""
     kind = plain_kernel(p, target)
     height, width = kind.heights[0], kind.vectors * target.lanes(ELEMENTS[p.dtype][1])
-    block_m, block_n = _unit_blocks(p, height, width, threads)
+    block_m, block_n = unit_blocks(p, Grid(height, width, max(MOST_ROWS * 14, height), 4096, 4, 12), threads)
     tiles_m, tiles_n = -(-p.m // block_m), -(-p.n // block_n)
     fields = (p.m, p.n, p.k, *p.a, *p.b, *p.out, *(p.bias or (0, 0)), block_m, block_n, max(p.k, 1), tiles_m, tiles_n, 0, p.flags)
     out = p.inputs
@@ -492,18 +494,3 @@ def lower_plain(p: Problem, target: Target, threads: int) -> Lowered:
     grain = 0 if p.work < SERIAL_WORK else max(1, units // (16 * threads))
     slots = (0, 1, 2, out, out)  # out stands for a bias that there is not, and for scratch
     return Lowered((launch("gemm_tiles", astuple(kind), build_tiles, slots, units, grain, (*fields, *plain_batch(p))),))
-
-
-def _unit_blocks(p: Problem, height: int, width: int, threads: int) -> tuple[int, int]:
-    """Rows and columns of a unit: A's block stays in L2, and there are enough units for the threads."""
-    block_m = blocks_of(p.m, height * 20, height)
-    block_n = blocks_of(p.n, 4096, width)
-    wanted = 4 * threads if threads > 1 and p.work >= SERIAL_WORK else 1
-    while p.matrices * -(-p.m // block_m) * -(-p.n // block_n) < wanted:
-        if block_m > 6 * height or (block_n <= 8 * width and block_m > height):
-            block_m = round_up(-(-block_m // 2), height)
-        elif block_n > 2 * width:
-            block_n = round_up(-(-block_n // 2), width)
-        else:
-            break
-    return block_m, block_n
