@@ -22,7 +22,7 @@ from flambeau.base.errors import message
 from flambeau.core.spec import NumberSpec, Spec
 from flambeau.engine import eager, in_place
 from flambeau.ir.bind import MODES, bind
-from flambeau.ir.op import VIEW, Op, set_form_maker
+from flambeau.ir.op import VIEW, Op, Param, set_form_maker
 
 _namespace: dict[str, Any] = {}
 
@@ -96,7 +96,7 @@ def checked(op: Op, args: tuple) -> tuple:
             if p.role == "Scalar" and hasattr(a, "spec") and not isinstance(a.spec, NumberSpec):  # a traced number stays one
                 values[i] = a.item()
             continue
-        if hasattr(a, "spec") or (a is None and p.role == "OptionalTensor"):
+        if hasattr(a, "spec") or (a is None and may_be_absent(p)):
             continue
         if p.role == "Tensors":
             if isinstance(a, (list, tuple)) and all(hasattr(x, "spec") or x is None for x in a):
@@ -112,6 +112,11 @@ def checked(op: Op, args: tuple) -> tuple:
             raise TypeError(message(op.name, f"'{p.name}' must be a tensor or a number", type(a).__name__))
         raise TypeError(message(op.name, f"'{p.name}' must be a tensor", type(a).__name__, "Make one with flambeau.tensor(...)."))
     return tuple(values)
+
+
+def may_be_absent(p: Param) -> bool:
+    """Whether None may stand for the tensor or number p."""
+    return p.role == "OptionalTensor" or (p.role == "Operand" and p.default is None)
 
 
 # ------------------------------------------------------------------ source
@@ -174,11 +179,16 @@ def _fast_body(op: Op, everything: str) -> list[str]:
             pointers.append(f"{n}.ptr")
             needs.append(f"{n}.needs_grad")
         elif p.role == "Operand":
+            absent = may_be_absent(p)
+            value = f"({n},)" if absent else n
             before += [f"        t_{n} = type({n})", f"        if t_{n} is float or t_{n} is int:",
-                       f"            k_{n} = t_{n}; p_{n} = {n}; g_{n} = False",
-                       "        else:", f"            k_{n} = {n}.spec; p_{n} = {n}.ptr; g_{n} = {n}.needs_grad"]
+                       f"            k_{n} = t_{n}; p_{n} = {value}; g_{n} = False"]
+            if absent:
+                before += [f"        elif {n} is None:", f"            k_{n} = None; p_{n} = (); g_{n} = False"]
+            pointer = f"({n}.ptr,)" if absent else f"{n}.ptr"
+            before += ["        else:", f"            k_{n} = {n}.spec; p_{n} = {pointer}; g_{n} = {n}.needs_grad"]
             keys.append(f"k_{n}")
-            pointers.append(f"p_{n}")
+            pointers.append(f"*p_{n}" if absent else f"p_{n}")
             needs.append(f"g_{n}")
         elif p.role == "OptionalTensor":
             before += [f"        if {n} is None:", f"            k_{n} = None; g_{n} = False",
@@ -215,7 +225,7 @@ def _fast_body(op: Op, everything: str) -> list[str]:
     operands = [p.name for p in op.params if p.is_tensor]
     bits = " + ".join(f"{need} * {1 << i}" if i else need for i, need in enumerate(needs))
     scalars = [p for p in op.params if p.role == "Scalar"]
-    if any(p.role == "OptionalTensor" for p in op.params) or any(p.required for p in scalars):  # bits count what is there: the general way
+    if any(may_be_absent(p) for p in op.params) or any(p.required for p in scalars):  # bits count what is there: the general way
         lines += [f"    if {' or '.join(needs)}:", f"        record(info, {everything}, (result,))"]
     else:
         given = "".join(f" and k_{p.name} is None" for p in scalars)
