@@ -88,6 +88,17 @@ class Complex:
         return self.real.is_nan() | self.imag.is_nan()
 
 
+def choose(k: Function, mask: Value, a, b):
+    """a where mask else b, for real and complex values (a number takes the other's type)."""
+    if isinstance(a, Complex) or isinstance(b, Complex):
+        a = a if isinstance(a, Complex) else b._other(a)
+        b = a._other(b)
+        return Complex(k.select(mask, a.real, b.real), k.select(mask, a.imag, b.imag))
+    if not isinstance(a, Value) and isinstance(b, Value):
+        a = k.const(b.type, a)
+    return k.select(mask, a, b)
+
+
 def complex_const(k: Function, type_: Type, value: complex) -> Complex:
     value = complex(value)
     return Complex(k.const(type_, value.real), k.const(type_, value.imag))

@@ -6,8 +6,8 @@ from flambeau.base.lazy import np
 from flambeau.ir.kinds import FLOAT, Pointwise
 from flambeau.ir.op import REGISTRY, declare
 from flambeau.kernel import vmath
-from flambeau.operators.arithmetic import conjugate, mul
-from flambeau.operators.rules import unary_samples
+from flambeau.operators.arithmetic import mul
+from flambeau.operators.rules import conjugate, unary_samples
 
 
 class Elementary(Pointwise):

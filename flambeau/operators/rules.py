@@ -8,6 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from flambeau.base.errors import UnsupportedError
+from flambeau.core.dtype import dtype, result_type
+from flambeau.core.spec import NumberSpec
+from flambeau.ir.kinds import Composite, Pointwise, Promotion, KEEP, operand_entry, pointwise_types
 from flambeau.ir.op import REGISTRY
 
 
@@ -26,12 +30,18 @@ def case(*args: Any, raises: tuple[type[Exception], str] | None = None, **kwargs
 
 
 def is_tensor(x: Any) -> bool:
+    """Whether x is a tensor or a run-time number (which a rule sees as a stand-in)."""
     return hasattr(x, "spec")
+
+
+def takes_gradient(x: Any) -> bool:
+    """Whether x is a tensor: numbers, given or run-time, get no gradient."""
+    return hasattr(x, "spec") and not isinstance(x.spec, NumberSpec)
 
 
 def sum_to(g: Any, like: Any) -> Any:
     """The gradient g of a broadcast operand, summed to the operand's shape and in its dtype; None for a number."""
-    if not is_tensor(like):
+    if not takes_gradient(like):
         return None
     shape, wanted = g.spec.shape, like.spec.shape
     if shape != wanted:
@@ -49,9 +59,7 @@ def to_type_of(g: Any, like: Any) -> Any:
     source, target = g.spec.dtype, like.spec.dtype
     if source is target:
         return g
-    if source.is_complex and not target.is_complex:
-        g = REGISTRY["real"](g)
-    return REGISTRY["to_dtype"](g, target) if g.spec.dtype is not target else g
+    return REGISTRY["to_dtype"](g, target)
 
 
 def scaled(g: Any, by: Any) -> Any:
@@ -61,7 +69,69 @@ def scaled(g: Any, by: Any) -> Any:
 
 def pair_vjp(g: Any, a: Any, b: Any, left: Callable, right: Callable) -> tuple:
     """Gradients of a binary op; a number's side is not computed."""
-    return (sum_to(left(), a) if is_tensor(a) else None, sum_to(right(), b) if is_tensor(b) else None)
+    return (sum_to(left(), a) if takes_gradient(a) else None, sum_to(right(), b) if takes_gradient(b) else None)
+
+
+def conjugate(x: Any) -> Any:
+    """The conjugate where x is complex; x itself otherwise."""
+    return REGISTRY["conj_physical"](x) if hasattr(x, "spec") and x.spec.dtype.is_complex else x
+
+
+def chain(g: Any, derivative: Any) -> Any:
+    """g times the conjugate of a derivative, where a zero g stays zero even if the derivative is infinite or NaN.
+
+    So the branch that `where` did not take cannot poison the one it took.
+    """
+    return REGISTRY["chain_product"](g, conjugate(derivative))
+
+
+def zeros_like(x: Any) -> Any:
+    """Zeros of x's shape and dtype: the gradient of what is piecewise constant. None for a number."""
+    if not takes_gradient(x):
+        return None
+    return REGISTRY["full"](tuple(x.spec.shape), 0, dtype=x.spec.dtype, device=x.spec.device)
+
+
+# ------------------------------------------------------------------ dtypes
+KIND_NAMES = {"b": "bool", "u": "unsigned integer", "i": "integer", "f": "floating point", "c": "complex"}
+
+
+def common_type(operands: Any) -> dtype:
+    """The type that operands (specs) promote to."""
+    return result_type([operand_entry(s) for s in operands])
+
+
+def check_kinds(op: Any, d: dtype) -> None:
+    """Raises: UnsupportedError if the op does not take dtype d; its `kinds` say what it takes, `instead` what to use."""
+    if d.kind not in op.rules.kinds:
+        names = ", ".join(KIND_NAMES[c] for c in op.rules.kinds)
+        raise UnsupportedError(f"{op.name}: dtype must be {names}, got {d.name} (\"{op.name}\" not implemented for '{d.name}', "
+                               f"or not supported). {op.rules.instead}")
+
+
+class Elementwise(Pointwise):
+    """A pointwise op that takes only some kinds of dtype, by the letters of `core.dtype`."""
+
+    kinds = "buifc"
+    instead = "Convert with .to(dtype)."
+
+    def meta(op, *args):
+        """As of any pointwise op, after the dtypes have been checked."""
+        compute, _ = pointwise_types(op, args)
+        for d in compute:
+            check_kinds(op, d)
+        return Pointwise.meta(op, *args)
+
+
+class Composed(Composite):
+    """A composite whose result has the shape and dtype a pointwise op would have."""
+
+    promotion: Promotion = KEEP
+    types: Callable | None = None
+    in_place = True
+    kinds = "buifc"
+    instead = "Convert with .to(dtype)."
+    meta = Elementwise.meta
 
 
 # ------------------------------------------------------------------ samples
