@@ -119,12 +119,13 @@ class Plan:
         if self.device is not CPU or len(self.steps) != 1 or self.shifts or self.may_fail:
             return None
         step, count = self.steps[0], len(self.outputs)
-        if not isinstance(step, Launch) or step.positions != tuple(range(self.inputs + count)):
+        if not isinstance(step, Launch) or step.positions != tuple(range(self.inputs + count + len(self.scratch))):
             return None
         for i, (position, spec, offset, is_input) in enumerate(self.outputs):
             if is_input or offset or position != self.inputs + i or spec is not self.temps[i]:
                 return None
-        return step.entry, tuple(spec for _, spec, _, _ in self.outputs), step.block
+        entry = with_scratch(step.entry, self.scratch) if self.scratch else step.entry
+        return entry, tuple(spec for _, spec, _, _ in self.outputs), step.block
 
     def run(self, inputs: Sequence[int | float], keep: Any = None) -> list[int]:
         """Run over the inputs' addresses (and numbers); returns the memory list. The caller owns the outputs' blocks."""
@@ -176,6 +177,35 @@ class Plan:
                 queue.launch(step.entry, *[memory[i] for i in step.positions], step.block, keep=(keep, self))
             else:
                 queue.submit(run_external, step, list(memory), keep=(keep, self))
+
+
+def with_scratch(entry, classes: list):
+    """An entry that takes scratch blocks for the time of the call and passes them behind the results."""
+    if len(classes) == 1:
+        only = classes[0]
+        free = only.free
+
+        def run_one(*slots):
+            try:
+                p = free.pop()
+            except IndexError:
+                p = only.fresh()
+            try:
+                entry(*slots[:-1], p, slots[-1])
+            finally:
+                free.append(p)
+
+        return run_one
+
+    def run(*slots):
+        blocks = [c.free.pop() if c.free else c.fresh() for c in classes]
+        try:
+            entry(*slots[:-1], *blocks, slots[-1])
+        finally:
+            for c, p in zip(classes, blocks):
+                c.free.append(p)
+
+    return run
 
 
 def array_at(address: int, spec: Spec):
