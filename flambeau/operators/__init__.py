@@ -1,6 +1,7 @@
 """The op declarations, by family. Importing this package registers all of them."""
 
-from flambeau.operators import activation, arithmetic, comparison, conversion, creation, elementary, reduction, view  # noqa: F401
+from flambeau.operators import activation, arithmetic, comparison, complexes, conversion, creation, elementary, reduction, view  # noqa: F401
 from flambeau.operators import matmul, matmul_added  # noqa: F401
 from flambeau.operators import dropout, random  # noqa: F401
 from flambeau.operators import einsum  # noqa: F401
+from flambeau.operators import scan  # noqa: F401
