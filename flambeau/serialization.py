@@ -40,7 +40,7 @@ from flambeau.core.device import CPU, device
 from flambeau.core.dtype import BY_NAME, dtype, uint8
 from flambeau.core.spec import Size, Spec
 from flambeau.ir.op import REGISTRY
-from flambeau.nn.parameter import Parameter
+from flambeau.nn.parameter import Buffer, Parameter, is_lazy
 
 __all__ = ["CheckpointError", "load", "save"]
 
@@ -290,8 +290,9 @@ class TensorDescriber:
         return SizeRecord(value) if isinstance(value, Size) else None
 
     def tensor(self, value: Tensor) -> TensorEntry:
-        if type(value) is not Tensor and not isinstance(value, Parameter):
-            raise TypeError(f"must be a plain tensor, got {type(value).__name__}. Save tensor.as_subclass(Tensor).")
+        if type(value) not in (Tensor, Parameter, Buffer):
+            advice = "Run the module once first." if is_lazy(value) else "Save tensor.as_subclass(Tensor)."
+            raise TypeError(f"must be a plain tensor, parameter or buffer, got {type(value).__name__}. {advice}")
         if value.ptr is None:
             raise TypeError("must hold values, got a tensor of a trace or of the meta device. Save outside of the traced function.")
         spec, owner = value.spec, value.storage
