@@ -19,6 +19,7 @@ from flambeau.templates.gemm_amx import lower_amx
 from flambeau.templates.gemm_complex import PARTS, lower_complex
 from flambeau.templates.gemm_dot import lower_dot
 from flambeau.templates.gemm_problem import Problem, normalised, swapped, with_swapped_operands
+from flambeau.templates.gemm_rows import MOST_ROWS, lower_rows
 from flambeau.templates.gemm_split import lower_split, splits
 from flambeau.templates.gemm_tiles import ELEMENTS, lower_plain, lower_tiles
 from flambeau.templates.launch import Lowered
@@ -91,6 +92,8 @@ def lower_real(p: Problem, target: Target, threads: int) -> Lowered:
         if streams_lines(this):
             return way(lower_dot(this, target, threads))
     size, compute = (t.size for t in ELEMENTS[p.dtype])
+    if p.m <= MOST_ROWS and p.b[1] == 1 and p.n * p.k * size >= STREAM_BYTES and p.k >= 16:
+        return lower_rows(p, target, threads)
     whole = size == compute  # narrow types are widened while they are packed
     if whole and 1 in p.a and p.b[1] == 1 and p.out[1] == 1 and (p.bias is None or p.bias[0] == 0):
         if p.m <= FEW_ROWS or (p.k <= PLAIN_DEPTH and p.k * p.n * size <= PLAIN_BYTES):

@@ -414,7 +414,8 @@ def build_pack(target: Target, dtype: str, order: str, vectors: int) -> Module:
 
 
 # ---------------------------------------------------------------------- blocks
-MOST_ROWS = 20  # panels of A in a unit: 430 KiB of L2
+MOST_PANELS = 20  # of A in a unit: 430 KiB of L2
+L2_BYTES = 2 << 20
 
 
 def register_tile(target: Target) -> tuple[tuple[int, ...], int]:
@@ -435,7 +436,7 @@ def lower_tiles(p: Problem, target: Target, threads: int, *, plain_a: bool = Fal
     width = vectors * lanes
     staged = ELEMENTS[p.out_dtype][0] is not compute or p.out[1] != 1 or (p.bias is not None and p.bias[0] != 0)
     block_k = max(1, blocks_of(p.k, max(64, 1536 // compute.size), DEPTH_ALIGN))
-    grid = Grid(height, width, MOST_ROWS * height, 4096, 0 if plain_a else 24, 12)
+    grid = Grid(height, width, MOST_PANELS * height, 4096, 0 if plain_a else 24, 12)
     block_m, block_n = unit_blocks(p, grid, threads)
     tiles_m, tiles_n = -(-p.m // block_m), -(-p.n // block_n)
     a_mode = order_of(*p.a)
@@ -473,12 +474,23 @@ NARROW_TILES = {1: (6, 2), 2: (4, 1), 3: (3, 1)}
 
 def plain_kernel(p: Problem, target: Target) -> TileKernel:
     """The kernel for operands used as they lie: a with a unit stride either way, b along n."""
-    few = (WIDE_TILES if register_tile(target)[0][0] == 14 else NARROW_TILES).get(p.m)
-    heights, (vectors, tail) = ((p.m,), few) if few else (register_tile(target)[0], (register_tile(target)[1], 1))
+    wide = register_tile(target)[0][0] == 14
     lanes = target.lanes(ELEMENTS[p.dtype][1])
-    if few and p.n <= tail * lanes:
-        vectors = tail
-    ahead = 8 if few and p.work >= SERIAL_WORK and p.n >= 16 * lanes else 0
+    few = (WIDE_TILES if wide else NARROW_TILES).get(p.m)
+    ahead = 0
+    if p.n <= lanes:  # a single vector: its rows are as many as give the adders enough to do
+        most = 16 if wide else 8
+        heights, vectors, tail = ((p.m,) if p.m <= most else (most, 8, 4, 2, 1)[wide ^ 1 :]), 1, 1
+    elif few:
+        heights, (vectors, tail) = (p.m,), few
+        if p.n <= tail * lanes:
+            vectors = tail
+        ahead = 16 if p.m > 4 and p.n * p.k * ELEMENTS[p.dtype][0].size >= L2_BYTES else 0
+    elif p.k <= 4:  # writing is all: long pieces of lines
+        heights, vectors, tail = (2, 1), 8 if wide else 4, 2
+    else:
+        heights, vectors = register_tile(target)
+        tail = 1
     return TileKernel(p.dtype, p.out_dtype, "row" if p.a[1] == 1 else "column", "plain", False, heights, vectors, tail, ahead)
 
 
@@ -486,7 +498,7 @@ def lower_plain(p: Problem, target: Target, threads: int) -> Lowered:
     """Nothing is packed: small matrices, and few rows past a long matrix along n."""
     kind = plain_kernel(p, target)
     height, width = kind.heights[0], kind.vectors * target.lanes(ELEMENTS[p.dtype][1])
-    block_m, block_n = unit_blocks(p, Grid(height, width, max(MOST_ROWS * 14, height), 4096, 4, 12), threads)
+    block_m, block_n = unit_blocks(p, Grid(height, width, max(MOST_PANELS * 14, height), 4096, 4, 12), threads)
     tiles_m, tiles_n = -(-p.m // block_m), -(-p.n // block_n)
     fields = (p.m, p.n, p.k, *p.a, *p.b, *p.out, *(p.bias or (0, 0)), block_m, block_n, max(p.k, 1), tiles_m, tiles_n, 0, p.flags)
     out = p.inputs

@@ -202,6 +202,21 @@ def test_larger(dtype, shape, rng):
     check(operand(rng, (m, k), "column", dtype), operand(rng, (k, n), "column", dtype), dtype, threads=2, rng=rng)
 
 
+@pytest.mark.parametrize("dtype", ("float32", "float16", "bfloat16"))
+def test_few_rows_past_a_long_matrix(dtype, target, rng):
+    for m in (1, 2, 3, 5, 8, 17, 40):
+        n, k = 701, 1000 + m
+        for layout in ("row", "column"):
+            check(operand(rng, (m, k), "row", dtype), operand(rng, (k, n), layout, dtype), dtype, threads=2, rng=rng)
+        check(operand(rng, (n, k), "row", dtype), operand(rng, (k, m), "row", dtype), dtype, threads=2, rng=rng)
+
+
+def test_few_columns(target, rng):
+    for m, n, k in itertools.product((1, 7, 16, 37), (1, 3, 8, 17), (1, 4, 40)):
+        check(operand(rng, (m, k), "row", "float32"), operand(rng, (k, n), "row", "float32"), "float32")
+        check(operand(rng, (m, k), "column", "float32"), operand(rng, (k, n), "slice", "float32"), "float32")
+
+
 @pytest.mark.parametrize("dtype", ("float32", "float64", "bfloat16", "int16", "complex64"))
 def test_deep(dtype, rng):
     for m, n, k in ((1, 1, 70001), (5, 9, 12345), (40, 30, 8192)):
