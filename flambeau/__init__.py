@@ -43,4 +43,14 @@ _install_random()
 install_methods()
 
 __version__ = "0.1.0"
-__getattr__, __dir__ = names_of("", globals())
+_declared, __dir__ = names_of("", globals())
+
+
+def __getattr__(name: str):
+    """Ops by name, and the functions for files, whose package is loaded when first used."""
+    if name not in ("load", "save", "serialization"):
+        return _declared(name)
+    import flambeau.serialization as serialization
+
+    globals().update(load=serialization.load, save=serialization.save)
+    return globals()[name]
