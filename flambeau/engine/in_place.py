@@ -25,6 +25,7 @@ class InPlaceHooks:
     """What the tape registers."""
 
     before: Callable[[Op, Any], None]  # may this tensor be written?
+    keep: Callable[..., Any]  # the target, or a copy of its old value if the op's backward reads that
     after: Callable[..., None]  # history of the written tensor
     assign_traced: Callable[..., None]
     clone: Callable[[Any], Any]
@@ -49,6 +50,7 @@ def run(op: Op, args: tuple) -> Any:
     spec = target.spec
     check(op, spec, info.specs[0])
     hooks.before(op, target)
+    old = hooks.keep(info, args, target)
     if info.specs[0].numel:
         inputs = [separate(x, target, op.kind == POINTWISE) if i else x for i, x in enumerate(eager.inputs_of(op, args))]
         plan = op.in_place_plans.get(info)
@@ -57,7 +59,7 @@ def run(op: Op, args: tuple) -> Any:
                 op.in_place_plans.clear()
             plan = op.in_place_plans[info] = plan_for(info, spec)
         eager.run_plan(plan, inputs)
-    hooks.after(info, args, target)
+    hooks.after(info, args if old is target else (old, *args[1:]), target)
     return target
 
 

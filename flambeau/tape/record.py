@@ -419,6 +419,17 @@ def record(info: eager.Info, args: tuple, outs: tuple) -> None:
     _tape_any(analysis, inputs, outs)
 
 
+def reads_input(info: eager.Info, inputs: list, at: int) -> bool:
+    """Whether the backward of an op reads the value of input `at`, for the inputs that need a gradient here."""
+    bits = sum(1 << i for i, x in enumerate(inputs) if hasattr(x, "spec") and x.needs_grad)
+    analysis = info.by_bits.get(bits, False)
+    if analysis is False:
+        analysis = _first_analysis(info, bits, inputs)
+    if analysis is None:
+        return False
+    return at in (analysis if type(analysis) is Analysis else analysis.__defaults__[0]).saved_inputs
+
+
 def _tape_any(analysis: Analysis, inputs: list, outs: tuple) -> None:
     """A node for any inputs and outputs, traced ones included."""
     node = Node()

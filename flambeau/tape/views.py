@@ -64,6 +64,19 @@ def before_write(op: Op, target: Any) -> None:
         raise RuntimeError(f"{op.name}_: a leaf Variable that requires grad is being used in an in-place operation. Write under no_grad(), or to a clone.")
 
 
+def keep_old(info: eager.Info, args: tuple, target: Any) -> Any:
+    """The target, or a copy of its value (with its history) where the op's backward reads what is about to be overwritten."""
+    if not mode.enabled:
+        return target
+    inputs = eager.inputs_of(info.op, args)
+    if not any(hasattr(x, "spec") and x.needs_grad for x in inputs) or not tape.reads_input(info, inputs, 0):
+        return target
+    old = in_place.hooks.clone(target)
+    if target.needs_grad:
+        old.node, old.needs_grad = tape.edge_of(target), True
+    return old
+
+
 def after_write(info: eager.Info, args: tuple, target: Any) -> None:
     """Count the version; give the target (and its base) the history of the op."""
     target.storage.version += 1
@@ -109,5 +122,6 @@ def assign_traced(target: Any, result: Any) -> None:
 
 tape.history_of_view = history_of_view
 in_place.hooks.before = before_write
+in_place.hooks.keep = keep_old
 in_place.hooks.after = after_write
 in_place.hooks.assign_traced = assign_traced
