@@ -5,3 +5,4 @@ from flambeau.operators import matmul, matmul_added  # noqa: F401
 from flambeau.operators import dropout, random  # noqa: F401
 from flambeau.operators import einsum  # noqa: F401
 from flambeau.operators import scan  # noqa: F401
+from flambeau.operators import convolution, windows  # noqa: F401
