@@ -210,7 +210,10 @@ class TensorBuilder(Builder):
     def _copied(record: StorageRecord, where: device) -> Any:
         whole = empty(Spec.of((record.nbytes,), uint8))
         memory(whole.ptr, record.nbytes)[:] = record.data
-        return whole.storage if where is CPU else whole.to(where).storage
+        moved = whole if where is CPU else whole.to(where)
+        if moved.device is not where:
+            raise UnsupportedError(f"load: tensors cannot be moved to {where}. Pass map_location='cpu'.")
+        return moved.storage
 
     def parameter(self, tensor: object, requires_grad: bool, state: Mapping[str, object]) -> Parameter:
         made = Parameter(tensor.detach(), requires_grad=requires_grad and tensor.dtype.is_inexact)

@@ -1,6 +1,6 @@
 """PyTorch's files: `read` takes the zip format and the older streams, `write` makes the zip format.
 
-    read(data)            the value in a file's bytes, as records or as whatever a Builder makes
+    read(data)            the value in a file's bytes, as records or as whatever a Builder makes, and the bytes it took
     write(value, stream)  the archive that torch.load(weights_only=True) reads
 
 Layout of the archive, all records stored uncompressed under one folder: `data.pkl` (the value, with a persistent id
@@ -8,7 +8,7 @@ for each storage), `data/N` (the storages), `byteorder`, `version`, and a few ma
 
 May not know: Tensor. Entry: read, write.
 
-    value = torch_format.read(memoryview(open("model.pth", "rb").read()))
+    value, used = torch_format.read(memoryview(open("model.pth", "rb").read()))
 """
 
 from __future__ import annotations

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 import collections
 import io
 import os
 import struct
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import flambeau
+from flambeau import checkpoint, serialization
 from flambeau._tensor import new_tensor
 from flambeau.base.errors import UnsupportedError
 from flambeau.checkpoint.records import CheckpointError, gather_bytes
@@ -185,6 +190,25 @@ def test_streams_are_read_from_where_they_stand():
         load(3)
     with pytest.raises(ValueError, match="mmap=True needs a path"):
         load(io.BytesIO(b""), mmap=True)
+
+
+def test_public_names_load_the_package_when_first_used():
+    program = (
+        "import sys, flambeau\n"
+        "assert 'flambeau.serialization' not in sys.modules\n"
+        "assert flambeau.load is flambeau.serialization.load and flambeau.save is flambeau.serialization.save\n"
+        "assert 'pickle' not in flambeau.serialization.__dict__\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(flambeau.__file__).parents[1])
+
+
+def test_nothing_here_imports_pickle():
+    folder = Path(checkpoint.__file__).parent
+    for path in [*folder.glob("*.py"), Path(serialization.__file__)]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+            module = getattr(node, "module", "") or ""
+            assert not {"pickle", "_pickle", "marshal", "importlib"} & {*names, module}, path
 
 
 def test_code_is_never_run(tmp_path):
