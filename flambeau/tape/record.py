@@ -24,7 +24,13 @@ from flambeau.ir.kinds import DERIVED
 from flambeau.ir.op import Op, Refused
 
 _sequence = itertools.count()
-_anomaly: list = []  # set by anomaly mode
+_anomaly: list = []  # not empty: ops are taped the long way; the last one's text, if any, says where an op was called (anomaly mode)
+saved_hooks: list = []  # (pack, unpack) pairs for what nodes save; whoever adds one adds to `_anomaly` too
+
+
+def next_sequence() -> int:
+    """The place of a new node in the order of recording."""
+    return next(_sequence)
 
 
 class Analysis:
@@ -294,8 +300,18 @@ class Node:
         self.saved = None
 
 
+class Packed:
+    """A saved tensor that went through the `pack` hook."""
+
+    __slots__ = ("value", "unpack")
+
+    def __init__(self, x: Any):
+        pack, self.unpack = saved_hooks[-1]
+        self.value = pack(x)
+
+
 def _as_tensor(v: Any) -> Any:
-    return from_memory(*v) if type(v) is tuple else v
+    return from_memory(*v) if type(v) is tuple else v.unpack(v.value) if type(v) is Packed else v
 
 
 class AccumulateGrad:
@@ -455,6 +471,9 @@ def _tape_any(analysis: Analysis, inputs: list, outs: tuple) -> None:
             saved.append((x.spec, x.ptr, x.storage))
             versions.append(x.storage.version)
     node.saved, node.versions = tuple(saved), tuple(versions)
+    if saved_hooks:
+        node.saved = tuple(v if not hasattr(v, "spec") and type(v) is not tuple else Packed(_as_tensor(v)) for v in saved)
+        node.versions = (None,) * len(saved)
     if _anomaly:
         node.more().where = _anomaly[-1]()
     for i in analysis.differentiable:
