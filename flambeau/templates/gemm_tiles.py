@@ -79,13 +79,15 @@ class Tiles:
         self.fused = self.compute.is_float and (target.arch == "aarch64" or target.has("fma"))
         self.module = Module(target.vector_bytes * 8, native_bf16=target.has("avx512bf16"))
         self.finish = finish_function(self.module, self.compute, self.out, self.lanes)
-        self.micro: dict[tuple[int, int], Function] = {}
-        for height in kind.heights:
-            for vectors in {kind.vectors, kind.tail_vectors}:
-                self.micro[height, vectors] = self._micro(height, vectors)
-        self.masked = {}
-        if kind.b_mode == "plain":
-            self.masked = {height: self._micro(height, kind.tail_vectors, masked=True) for height in kind.heights}
+        self.heights = {False: kind.heights, True: tuple(h for h in kind.heights if h in (self.height, 4, 1))}
+        self.tails_masked = kind.b_mode == "plain"
+        # By whether it is for the columns left over; there are fewer heights for those.
+        self.micro: dict[tuple[int, bool], Function] = {}
+        for height in self.heights[False]:
+            self.micro[height, False] = self._micro(height, kind.vectors)
+        for height in self.heights[True]:
+            same = kind.vectors == kind.tail_vectors and not self.tails_masked
+            self.micro[height, True] = self.micro[height, False] if same else self._micro(height, kind.tail_vectors, self.tails_masked)
 
     # ------------------------------------------------------------------ register tiles
     def multiply_add(self, k: Function, x: Value, y: Value, total: Value) -> Value:
@@ -162,9 +164,10 @@ class Tiles:
                 variable.set(k.offset(value, a_along * count))
             b_now.set(k.offset(line, b_along * count))
 
-        unroll = 4 if height == self.height and vectors == kind.vectors and not masked else 1
-        if unroll > 1:
-            with k.range(0, depth >> 2):
+        unroll = 1
+        if height == self.height and vectors == kind.vectors and not masked:
+            unroll = 2 if plain_b and large else 4
+            with k.range(0, depth >> (unroll // 2)):
                 steps(unroll)
         with k.range(0, depth & (unroll - 1) if unroll > 1 else depth):
             steps(1)
@@ -331,11 +334,8 @@ def build_tiles(target: Target, *parameters) -> Module:
             else:
                 flags = k.select(first, p["flags"], k.const(i64, ADD_OUT))
 
-            def column_of_tiles(j: Value, vectors: int, masked: bool) -> None:
-                if kind.b_mode == "plain":
-                    b_panel = k.offset(b_block, j, b_type)
-                else:
-                    b_panel = k.offset(b_block, j * stored_depth, b_type)
+            def column_of_tiles(j: Value, tail: bool) -> None:
+                b_panel = k.offset(b_block, j if kind.b_mode == "plain" else j * stored_depth, b_type)
                 c_panel = k.offset(c_unit, j, c_type)
                 bias_panel = k.offset(bias_unit, j * p["bias_column"], t.out)
 
@@ -344,34 +344,29 @@ def build_tiles(target: Target, *parameters) -> Module:
                         a_panel = k.offset(packed_a, i * stored_depth, t.compute)
                     else:
                         a_panel = k.offset(a_block, i * p["a_row"], t.memory)
-                    micro = t.masked[h] if masked else t.micro[h, vectors]
-                    k.call(micro, depth, a_panel, p["a_row"], p["a_step"], b_panel, p["b_step"], k.offset(c_panel, i * c_row, c_type),
-                           c_row, left, columns - j, flags, bias_panel, p["bias_column"])
+                    k.call(t.micro[h, tail], depth, a_panel, p["a_row"], p["a_step"], b_panel, p["b_step"],
+                           k.offset(c_panel, i * c_row, c_type), c_row, left, columns - j, flags, bias_panel, p["bias_column"])
 
                 done = k.const(i64, 0)
-                for h in kind.heights[:1] if kind.packs_a else kind.heights:
+                heights = t.heights[tail]
+                for h in heights[:1] if kind.packs_a else heights:
                     end_of_tiles = done + (rows - done) // h * h
                     with k.range(done, end_of_tiles, h) as i:
                         tiles(i, h, h)
                     done = end_of_tiles
                 if kind.packs_a:  # the last panel has whole lines, so a higher tile may read it
                     left = rows - done
-                    for upper, lower in zip(kind.heights, (*kind.heights[1:], 0), strict=True):
+                    for upper, lower in zip(heights, (*heights[1:], 0), strict=True):
                         with k.when((left <= upper) & (left > lower)):
                             tiles(done, upper, left)
 
-            if kind.b_mode == "plain":
-                whole_columns = columns // width * width
-                with k.range(0, whole_columns, width) as j:
-                    column_of_tiles(j, kind.vectors, False)
-                with k.range(whole_columns, columns, kind.tail_vectors * lanes) as j:
-                    column_of_tiles(j, kind.tail_vectors, True)
-            else:  # a panel is stored whole: no column to be careful about
-                wide_columns = (columns + (width - kind.tail_vectors * lanes - 1)) // width * width
-                with k.range(0, wide_columns, width) as j:
-                    column_of_tiles(j, kind.vectors, False)
-                with k.when(wide_columns < columns):
-                    column_of_tiles(wide_columns, kind.tail_vectors, False)
+            tail_width = kind.tail_vectors * lanes
+            # A panel is stored whole, so only what fits a tail is left to it; plain columns past the edge may not be read.
+            whole = columns // width * width if kind.b_mode == "plain" else (columns + (width - tail_width - 1)) // width * width
+            with k.range(0, whole, width) as j:
+                column_of_tiles(j, False)
+            with k.range(whole, columns, tail_width) as j:
+                column_of_tiles(j, True)
             following = at + depth
             start.set(following)
             more.set((following < p["k"]).to(i64))
