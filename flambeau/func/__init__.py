@@ -1,4 +1,12 @@
-"""Layer 7: transformations of functions: grad, vmap, jvp, vjp, jacrev, jacfwd, hessian and their nesting.
+"""Transforms of functions of tensors: grad, vjp, jvp, vmap, jacobians."""
 
-May import layers 0 to 6. Each transformation is an interpreter on the stack and applies the rules that ops declare.
-"""
+from flambeau.func.transforms import (  # noqa: F401
+    grad,
+    grad_and_value,
+    hessian,
+    jacfwd,
+    jacrev,
+    jvp,
+    vjp,
+    vmap,
+)

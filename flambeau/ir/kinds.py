@@ -41,6 +41,7 @@ class Declaration:
     takes_out = True  # whether the function takes out=
     no_gradient: Sequence[int] = ()  # outputs that carry no gradient although they are floats
     outputs = 1
+    random = False  # whether its values come from the random stream
     fields: Sequence[str] = ()  # names of several outputs: the public function returns a named tuple
     signature: Callable | None = None
     meta: Callable | None = None

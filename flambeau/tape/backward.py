@@ -20,10 +20,11 @@ def _add(a: Any, b: Any) -> Any:
 
 
 def run_backward(outputs: Sequence[Any], grads: Sequence[Any], inputs: Sequence[Any] | None, *, create_graph: bool = False,
-                 retain_graph: bool | None = None, accumulate: bool = False) -> list:
-    """Gradients of `inputs` (or, with `accumulate`, `.grad` of leaves) from gradients of `outputs`."""
+                 retain_graph: bool | None = None, accumulate: bool = False, keep_mode: bool = False) -> list:
+    """Gradients of `inputs` (or, with `accumulate`, `.grad` of leaves) from gradients of `outputs`. `keep_mode`: the tape below stays as it is."""
     saved_mode = mode.enabled
-    mode.enabled = create_graph
+    if not keep_mode:
+        mode.enabled = create_graph
     try:
         return _run(outputs, grads, inputs, create_graph, create_graph if retain_graph is None else retain_graph, accumulate)
     finally:

@@ -1,0 +1,159 @@
+"""vmap: every op on one more dim.
+
+By kind: pointwise ops broadcast, reductions shift their dims, views act behind the batch dim, composites run their body. Templates and
+libraries give a rule in their declaration: `batch = "leading"` (takes any leading dims) or a function
+`batch(size, in_dims, *args) -> (out, out_dim)`; without one the op runs once per element, and says so.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from flambeau._tensor import Tensor
+from flambeau.core.layout import canonical_dims
+from flambeau.core.spec import Spec
+from flambeau.func.levels import Level, move_dim
+from flambeau.ir import bind
+from flambeau.ir.kinds import DERIVED, View
+from flambeau.ir.op import COMPOSITE, POINTWISE, REDUCTION, REGISTRY, VIEW, Op, Refused, declare
+from flambeau.operators.rules import case
+
+_warned: set[str] = set()
+
+
+class BatchLevel(Level):
+    """A vmap over `size` elements; `extra` of its tensors is the batch dim, always 0 here."""
+
+    def __init__(self, size: int, randomness: str = "error"):
+        super().__init__()
+        self.size, self.randomness = size, randomness
+
+    def batched(self, value: Tensor, dim: int = 0) -> Tensor:
+        """A tensor of this level from a value with a batch dim."""
+        if dim:
+            value = move_dim(value, dim, 0)
+        s = value.spec
+        return self.wrap(value, 0, Spec.get(s.shape[1:], s.strides[1:], s.dtype, s.device))
+
+    def process(self, op: Op, args: tuple) -> Any:
+        if not any(self.is_mine(t) for t in op.tensors(args)):
+            if op.rules.random and self.randomness == "error":
+                raise RuntimeError(f"vmap: {op.name} is random inside vmap. Pass randomness='different' or 'same'.")
+            if op.rules.random and self.randomness == "different":
+                return self._random(op, args)
+            return bind.bind_below(op, args)
+        rule = op.rules.batch
+        if isinstance(rule, Refused):
+            raise NotImplementedError(f"vmap: {op.name}: {rule.reason}")
+        if callable(rule):
+            dims = tuple(self._dims(a) for a in args)
+            out, dim = rule(self.size, dims, *op.map_tensors(lambda x: self.unwrap(x)[0], args))
+            return self._wrap_out(out, dim)
+        if rule == "leading":
+            return self._wrap_out(bind.bind_below(op, op.map_tensors(self._with_batch, args)))
+        if rule == DERIVED and op.kind == COMPOSITE:
+            with bind.pushed(self):
+                return op.rules.body(*args)
+        if rule == DERIVED and op.kind == POINTWISE and not op.rules.positional:
+            return self._pointwise(op, args)
+        if rule == DERIVED and op.kind == REDUCTION:
+            return self._reduction(op, args)
+        if rule == DERIVED and op.kind == VIEW:
+            value, _ = self.unwrap(args[0])
+            return self.batched(REGISTRY["batched_view"](value, op.name, tuple(_frozen(a) for a in args[1:])))
+        return self._loop(op, args)
+
+    def _dims(self, a: Any) -> Any:
+        if isinstance(a, tuple):
+            return tuple(self._dims(x) for x in a)
+        return 0 if self.is_mine(a) else None
+
+    def _wrap_out(self, out: Any, dim: Any = 0) -> Any:
+        if isinstance(out, tuple):
+            return tuple(self._wrap_out(o, d) for o, d in zip(out, dim if isinstance(dim, tuple) else (dim,) * len(out)))
+        return out if dim is None else self.batched(out, dim)
+
+    def _with_batch(self, x: Tensor) -> Tensor:
+        """The value with a batch dim in front; expanded if it has none."""
+        value, dim = self.unwrap(x)
+        return value if dim is not None else REGISTRY["expand"](value, (self.size, *value.spec.shape))
+
+    def _random(self, op: Op, args: tuple) -> Any:
+        parts = [bind.bind_below(op, args) for _ in range(self.size)]
+        return self.batched(REGISTRY["stack"](tuple(parts), 0))
+
+    def _pointwise(self, op: Op, args: tuple) -> Any:
+        """Batch dims in front, and size-1 dims after them up to the longest operand."""
+        longest = max(t.spec.ndim for t in op.tensors(args))
+
+        def align(x: Tensor) -> Tensor:
+            value, dim = self.unwrap(x)
+            if dim is None:
+                return value
+            missing = longest - (value.spec.ndim - 1)
+            if missing:
+                value = REGISTRY["reshape"](value, (self.size, *(1,) * missing, *value.spec.shape[1:]))
+            return value
+
+        return self._wrap_out(bind.bind_below(op, op.map_tensors(align, args)))
+
+    def _reduction(self, op: Op, args: tuple) -> Any:
+        value, _ = self.unwrap(args[0])
+        dims = tuple(d + 1 for d in canonical_dims(op.name, args[1], value.spec.ndim - 1))
+        if value.spec.ndim == 1:  # a number per element: reduce a dim of size 1
+            value = REGISTRY["unsqueeze"](value, 1)
+            dims = (1,)
+            return self._wrap_out(bind.bind_below(op, (value, dims, False, *args[3:])))
+        return self._wrap_out(bind.bind_below(op, (value, dims, *args[2:])))
+
+    def _loop(self, op: Op, args: tuple) -> Any:
+        """One call per element."""
+        if op.name not in _warned:
+            _warned.add(op.name)
+            warnings.warn(f"vmap: {op.name} has no batch rule and runs once per element.", stacklevel=3)
+
+        def element(i: int) -> Any:
+            def pick(x: Tensor) -> Tensor:
+                value, dim = self.unwrap(x)
+                return value if dim is None else REGISTRY["select"](value, 0, i)
+            return bind.bind_below(op, op.map_tensors(pick, args))
+
+        if self.size == 0:
+            raise RuntimeError(f"vmap: {op.name} has no batch rule and cannot be applied to a batch of size 0.")
+        parts = [element(i) for i in range(self.size)]
+        if isinstance(parts[0], tuple):
+            return tuple(self.batched(REGISTRY["stack"](p, 0)) for p in zip(*parts))
+        return self.batched(REGISTRY["stack"](tuple(parts), 0))
+
+
+def _frozen(a: Any) -> Any:
+    return tuple(_frozen(x) for x in a) if isinstance(a, (list, tuple)) else a
+
+
+@declare
+class batched_view(View):
+    """Another view op applied behind the leading dim."""
+
+    functions = ()
+    methods = ()
+
+    def signature(input: Tensor, name, attributes): ...
+
+    def view(s: Spec, name, attributes):
+        inner = Spec.get(s.shape[1:], s.strides[1:], s.dtype, s.device)
+        shape, strides, offset = REGISTRY[name].rules.view(inner, *attributes)
+        return (s.shape[0], *shape), (s.strides[0], *strides), offset
+
+    def vjp(g, out, input, name, attributes):
+        level = BatchLevel(input.spec.shape[0])
+        with bind.pushed(level):
+            found = REGISTRY[name].rules.vjp(level.batched(g), level.batched(out), level.batched(input), *attributes)
+        found = found[0] if isinstance(found, tuple) else found
+        return (level._with_batch(found),)
+
+    def reference(x, name, attributes):
+        return x
+
+    def samples(t):
+        yield case(t(2, 3, 4), "transpose", (0, 1))
