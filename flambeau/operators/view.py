@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from flambeau.base.lazy import np
-from flambeau.core.layout import canonical_dim, expand_strides, infer_shape, view_strides
+from flambeau.core.dtype import int16, int32, int64
+from flambeau.core.layout import canonical_dim, canonical_dims, expand_strides, infer_shape, view_strides
 from flambeau.core.spec import Spec
-from flambeau.ir.kinds import LINEAR, NOT_DIFFERENTIABLE, Composite, View
-from flambeau.ir.op import REGISTRY, declare
+from flambeau.ir.kinds import LINEAR, Composite, View
+from flambeau.ir.op import REGISTRY, Refused, declare
 from flambeau.operators.rules import case, sum_to
+
+
+def fill_view(g, input, name, *attributes):
+    """The gradient of a view whose elements are distinct: zeros in the input's shape with g where the view was."""
+    zeros = REGISTRY["full"](tuple(input.spec.shape), 0, dtype=input.spec.dtype, device=input.spec.device)
+    return REGISTRY["view_scatter"](zeros, g, ((name, attributes),))
 
 
 @declare
@@ -147,55 +154,289 @@ class reshape(Composite):
 
 
 @declare
-class view_scatter(Composite):
-    """`base` with one of its views (a chain of view ops) replaced by `src`: what an in-place write to the view leaves."""
+class permute(View):
+    """The dims in another order: dim i of the result is dim `dims[i]` of the input."""
 
-    functions = ()
     methods = ()
 
-    def signature(base: Tensor, src: Tensor, views): ...
+    def signature(input: Tensor, dims): ...
 
-    def meta(op, base, src, views):
-        return Spec.of(base.shape, base.dtype, base.device)
+    def view(s: Spec, dims):
+        if len(dims) != s.ndim:
+            raise RuntimeError(f"permute: dims must name every dim once, got {list(dims)} for a {s.ndim}-d input (number of dimensions in the "
+                               f"tensor input does not match the length of the desired ordering of dimensions).")
+        order = [canonical_dim("permute", d, s.ndim) for d in dims]
+        if len(set(order)) != len(order):
+            raise RuntimeError(f"permute: dims must name every dim once, got {list(dims)} (duplicate dims are not allowed).")
+        return [s.shape[d] for d in order], [s.strides[d] for d in order], 0
 
-    def body(base, src, views):
-        return REGISTRY["scatter_into_view"](base, src, views)
+    def vjp(g, out, input, dims):
+        back = [0] * len(dims)
+        for i, d in enumerate(dims):
+            back[d % len(dims)] = i
+        return (permute(g, tuple(back)),)
 
-    def vjp(g, out, base, src, views):
-        hole = REGISTRY["full"](tuple(src.spec.shape), 0, dtype=src.spec.dtype, device=src.spec.device)
-        shown = g
-        for name, attributes in views:
-            shown = REGISTRY[name](shown, *attributes)
-        return view_scatter(g, hole, views), shown
+    jvp = LINEAR
 
-    def reference(base, src, views):
-        return base
+    def reference(x, dims):
+        return np.transpose(x, dims)
 
     def samples(t):
-        yield case(t(3, 4), t(4, 3), (("transpose", (0, 1)),))
+        yield case(t(2, 3, 4), (2, 0, 1))
+        yield case(t(2, 3), (-1, 0))
+        yield case(t(), ())
+        yield case(t(2, 3), (0, 0), raises=(RuntimeError, "duplicate"))
+        yield case(t(2, 3), (0,), raises=(RuntimeError, "every dim once"))
 
 
 @declare
-class as_strided(View):
-    """Any strides over the input's storage; `offset` counts elements from the input's first."""
+class squeeze(View):
+    """Dims of size 1 dropped: all of them, or those named by `dim` (an int or several) that have size 1."""
+
+    def signature(input: Tensor, dim=None): ...
+
+    def view(s: Spec, dim):
+        drop = canonical_dims("squeeze", dim, s.ndim, empty_is_all=False)
+        keep = [d for d in range(s.ndim) if d not in drop or s.shape[d] != 1]
+        return [s.shape[d] for d in keep], [s.strides[d] for d in keep], 0
+
+    def vjp(g, out, input, dim):
+        return (REGISTRY["reshape"](g, tuple(input.spec.shape)),)
+
+    jvp = LINEAR
+
+    def reference(x, dim=None):
+        dims = range(x.ndim) if dim is None else (dim,) if isinstance(dim, int) else dim
+        return np.squeeze(x, tuple(d for d in dims if x.ndim and x.shape[d] == 1))
+
+    def samples(t):
+        yield case(t(2, 1, 3, 1))
+        yield case(t(2, 1, 3), 1)
+        yield case(t(2, 1, 3), -1)
+        yield case(t(2, 1, 1), (1, 2))
+        yield case(t(2, 1), 3, raises=(IndexError, "dim must be in"))
+
+
+@declare
+class unsqueeze(View):
+    """A dim of size 1 inserted at `dim`."""
+
+    def signature(input: Tensor, dim): ...
+
+    def view(s: Spec, dim):
+        d = canonical_dim("unsqueeze", dim, s.ndim + 1)
+        step = s.strides[d] * s.shape[d] if d < s.ndim else 1
+        return [*s.shape[:d], 1, *s.shape[d:]], [*s.strides[:d], step, *s.strides[d:]], 0
+
+    def vjp(g, out, input, dim):
+        return (squeeze(g, dim),)
+
+    jvp = LINEAR
+
+    def reference(x, dim):
+        return np.expand_dims(x, dim)
+
+    def samples(t):
+        yield case(t(2, 3), 0)
+        yield case(t(2, 3), -1)
+        yield case(t(), 0)
+        yield case(t(2, 3), 3, raises=(IndexError, "dim must be in"))
+
+
+@declare
+class select(View):
+    """One index of a dim; the dim goes."""
+
+    def signature(input: Tensor, dim, index): ...
+
+    def view(s: Spec, dim, index):
+        if not s.ndim:
+            raise IndexError("select: cannot be applied to a 0-dim tensor. Use .item() for its value.")
+        d = canonical_dim("select", dim, s.ndim)
+        n = s.shape[d]
+        if not -n <= index < n:
+            raise IndexError(f"select: index must be in [{-n}, {n - 1}], got {index} (index {index} is out of bounds for dimension {d} with size {n}).")
+        return [*s.shape[:d], *s.shape[d + 1:]], [*s.strides[:d], *s.strides[d + 1:]], index % n * s.strides[d]
+
+    def vjp(g, out, input, dim, index):
+        return (fill_view(g, input, "select", dim, index),)
+
+    jvp = LINEAR
+
+    def reference(x, dim, index):
+        return np.take(x, index, axis=dim)
+
+    def samples(t):
+        yield case(t(3, 4), 0, 1)
+        yield case(t(3, 4), 1, -1)
+        yield case(t(3, 4), 1, 4, raises=(IndexError, "index must be in"))
+
+
+@declare
+class slice_(View):
+    """Every `step`-th index of a dim in [start, end), as Python slices count; step must be positive."""
+
+    name = "slice"
+    functions = ()
+    methods = ()
+
+    def signature(input: Tensor, dim=0, start=None, end=None, step=1): ...
+
+    def view(s: Spec, dim, start, end, step):
+        if not s.ndim:
+            raise RuntimeError("slice: cannot be applied to a 0-dim tensor. Unsqueeze it first.")
+        if step <= 0:
+            raise ValueError(f"slice: step must be greater than zero, got {step}. Use flip(), or x[...] with a negative step.")
+        d = canonical_dim("slice", dim, s.ndim)
+        first, last, _ = slice(start, end, step).indices(s.shape[d])
+        length = max(0, -(-(last - first) // step))
+        shape, strides = list(s.shape), list(s.strides)
+        shape[d], strides[d] = length, s.strides[d] * step
+        return shape, strides, first * s.strides[d] if length else 0
+
+    def vjp(g, out, input, dim, start, end, step):
+        return (fill_view(g, input, "slice", dim, start, end, step),)
+
+    jvp = LINEAR
+
+    def reference(x, dim=0, start=None, end=None, step=1):
+        return x[(slice(None),) * (dim % x.ndim) + (slice(start, end, step),)]
+
+    def samples(t):
+        yield case(t(5, 4), 0, 1, 4, 2)
+        yield case(t(5, 4), -1, -3, None)
+        yield case(t(5), 0, 4, 2)
+        yield case(t(5), 0, 0, 5, -1, raises=(ValueError, "greater than zero"))
+
+
+@declare
+class narrow(View):
+    """`length` indices of a dim from `start` on."""
+
+    def signature(input: Tensor, dim, start, length): ...
+
+    def view(s: Spec, dim, start, length):
+        if not s.ndim:
+            raise RuntimeError("narrow: narrow() cannot be applied to a 0-dim tensor. Unsqueeze it first.")
+        d = canonical_dim("narrow", dim, s.ndim)
+        n, first = s.shape[d], int(start)
+        if length < 0:
+            raise RuntimeError(f"narrow: length must be non-negative, got {length} (narrow(): length must be non-negative).")
+        if not -n <= first <= n:
+            raise IndexError(f"narrow: start must be in [{-n}, {n}], got {first} (Dimension out of range).")
+        first = first + n if first < 0 else first
+        if first + length > n:
+            raise RuntimeError(f"narrow: start ({first}) + length ({length}) exceeds dimension size ({n}). Take less.")
+        shape = [*s.shape[:d], length, *s.shape[d + 1:]]
+        return shape, s.strides, first * s.strides[d] if length else 0
+
+    def vjp(g, out, input, dim, start, length):
+        return (fill_view(g, input, "narrow", dim, start, length),)
+
+    jvp = LINEAR
+
+    def reference(x, dim, start, length):
+        return np.take(x, range(start % max(1, x.shape[dim]), start % max(1, x.shape[dim]) + length), axis=dim)
+
+    def samples(t):
+        yield case(t(5, 4), 0, 1, 3)
+        yield case(t(5, 4), 1, -2, 2)
+        yield case(t(5, 4), 1, 2, 3, raises=(RuntimeError, "exceeds dimension size"))
+
+
+@declare
+class diagonal(View):
+    """The diagonal of two dims, as a new last dim; `offset` moves up (positive) or down."""
+
+    def signature(input: Tensor, offset=0, dim1=0, dim2=1): ...
+
+    def view(s: Spec, offset, dim1, dim2):
+        a, b = canonical_dim("diagonal", dim1, s.ndim), canonical_dim("diagonal", dim2, s.ndim)
+        if a == b or s.ndim < 2:
+            raise RuntimeError(f"diagonal: dim1 and dim2 must differ, got {dim1} and {dim2} (diagonal dimensions cannot be identical).")
+        length = max(0, min(s.shape[a] + min(0, offset), s.shape[b] - max(0, offset)))
+        keep = [d for d in range(s.ndim) if d not in (a, b)]
+        start = (offset * s.strides[b] if offset >= 0 else -offset * s.strides[a]) if length else 0
+        return [*(s.shape[d] for d in keep), length], [*(s.strides[d] for d in keep), s.strides[a] + s.strides[b]], start
+
+    def vjp(g, out, input, offset, dim1, dim2):
+        return (fill_view(g, input, "diagonal", offset, dim1, dim2),)
+
+    jvp = LINEAR
+
+    def reference(x, offset=0, dim1=0, dim2=1):
+        return np.diagonal(x, offset, dim1, dim2)
+
+    def samples(t):
+        yield case(t(3, 4))
+        yield case(t(3, 4), 1)
+        yield case(t(3, 4), -5)
+        yield case(t(2, 3, 4), -1, 0, 2)
+        yield case(t(3, 4), 0, 1, 1, raises=(RuntimeError, "must differ"))
+
+
+@declare
+class reverse(View):
+    """The dims read backwards. Only inside other ops: a tensor never has negative strides."""
 
     functions = ()
     methods = ()
 
-    def signature(input: Tensor, size, stride, offset=0): ...
+    def signature(input: Tensor, dims): ...
 
-    def view(s: Spec, size, stride, offset):
-        if len(size) != len(stride):
-            raise RuntimeError(f"as_strided: size and stride must have one length, got {list(size)} and {list(stride)}.")
-        if any(n < 0 for n in stride):
-            raise RuntimeError(f"as_strided: strides must not be negative, got {list(stride)}. Use flip().")
-        return size, stride, offset
+    def view(s: Spec, dims):
+        strides = [-n if d in dims else n for d, n in enumerate(s.strides)]
+        return s.shape, strides, sum(s.strides[d] * max(0, s.shape[d] - 1) for d in dims)
 
-    vjp = NOT_DIFFERENTIABLE
+    def vjp(g, out, input, dims):
+        return (reverse(g, dims),)
 
-    def reference(x, size, stride, offset=0):
-        return np.lib.stride_tricks.as_strided(x.ravel()[offset:], size, [n * x.itemsize for n in stride])
+    jvp = LINEAR
+
+    def reference(x, dims):
+        return np.flip(x, dims)
 
     def samples(t):
-        yield case(t(12), (3, 2), (4, 1), 1)
-        yield case(t(12), (3,), (1, 2), raises=(RuntimeError, "one length"))
+        yield case(t(3, 4), (0, 1))
+
+
+@declare
+class view_as_dtype(View):
+    """The same bytes read as another dtype; where the sizes differ, the last dim grows or shrinks."""
+
+    functions = ()
+    methods = ()
+
+    def signature(input: Tensor, dtype): ...
+
+    def view(s: Spec, dtype):
+        old, new = s.dtype.itemsize, dtype.itemsize
+        if old == new:
+            return s.shape, s.strides, 0
+        if not s.ndim:
+            raise RuntimeError(f"view: a 0-dim tensor cannot be read as a dtype of another size, got {s.dtype.name} as {dtype.name} (self.dim() cannot be 0 "
+                               f"to view {s.dtype.name} as {dtype.name} (different element sizes)).")
+        if s.strides[-1] != 1:
+            raise RuntimeError(f"view: the last dim must have stride 1 to be read as another size, got strides {list(s.strides)} (self.stride(-1) must be 1 to "
+                               f"view {s.dtype.name} as {dtype.name} (different element sizes)). Call .contiguous() first.")
+        if old > new:
+            by = old // new
+            return [*s.shape[:-1], s.shape[-1] * by], [*(n * by for n in s.strides[:-1]), 1], 0
+        by = new // old
+        if s.shape[-1] % by or any(n % by for n in s.strides[:-1]):
+            raise RuntimeError(f"view: the last dim and the other strides must be divisible by {by} to be read as {dtype.name}, got shape {list(s.shape)}, "
+                               f"strides {list(s.strides)} (self.size(-1) must be divisible by {by}). Call .contiguous() first.")
+        return [*s.shape[:-1], s.shape[-1] // by], [*(n // by for n in s.strides[:-1]), 1], 0
+
+    def retype(s: Spec, dtype):
+        return dtype
+
+    vjp = Refused("its result is another reading of the bytes")
+
+    def reference(x, dtype):
+        return x.view(dtype.name)
+
+    def samples(t):
+        yield case(t(3, 4), int32)
+        yield case(t(3, 4), int16)
+        yield case(t(3), int64, raises=(RuntimeError, "divisible"))
