@@ -6,7 +6,7 @@ Functions are the ops' declarations (`operators/`), made when first asked for; t
 from __future__ import annotations
 
 import flambeau.operators
-from flambeau import autograd, fft, linalg, nn, special
+from flambeau import autograd, cpu, fft, func, linalg, nn, sim, special
 from flambeau._tensor import Tensor, install_methods
 from flambeau.tape.grad_mode import (
     enable_grad,
@@ -31,6 +31,7 @@ from flambeau.factories import *  # noqa: F403
 from flambeau.functional_forms import *  # noqa: F403
 from flambeau.interop.arrays import from_numpy
 from flambeau.namespace import names_of
+from flambeau.func import vmap
 from flambeau.random import *  # noqa: F403
 from flambeau.random import install as _install_random
 from flambeau.runtime.launch import get_num_threads

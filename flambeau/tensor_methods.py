@@ -8,9 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 from flambeau._tensor import Tensor
-from flambeau.core.device import device
+from flambeau.core.device import as_device, device
 from flambeau.core.dtype import ALIASES, BY_NAME, dtype
 from flambeau.interop.arrays import to_numpy
+from flambeau.interop.transfer import move
 from flambeau.ir.op import REGISTRY
 
 
@@ -24,10 +25,10 @@ def to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
             wanted_device = a
         elif isinstance(a, Tensor):
             wanted_dtype, wanted_device = a.dtype, a.device
-    del wanted_device
-    if wanted_dtype is None or wanted_dtype is self.spec.dtype:
-        return self
-    return REGISTRY["to_dtype"](self, wanted_dtype)
+    result = self if wanted_device is None else move(self, as_device(wanted_device), bool(kwargs.get("non_blocking")))
+    if wanted_dtype is not None and wanted_dtype is not self.spec.dtype:
+        result = REGISTRY["to_dtype"](result, wanted_dtype)
+    return result.clone() if kwargs.get("copy") and result is self else result
 
 
 def cpu(self: Tensor) -> Tensor:
