@@ -32,6 +32,8 @@ from flambeau.functional_forms import *  # noqa: F403
 from flambeau.interop.arrays import from_numpy
 from flambeau.namespace import names_of
 from flambeau.func import vmap
+from flambeau.pointwise_forms import *  # noqa: F403
+from flambeau.pointwise_forms import install as _install_pointwise
 from flambeau.random import *  # noqa: F403
 from flambeau.random import install as _install_random
 from flambeau.runtime.launch import get_num_threads
@@ -40,6 +42,7 @@ from flambeau.tensor_methods import install as _install_hand_written
 globals().update(BY_NAME)
 globals().update(ALIASES)
 _install_hand_written()
+_install_pointwise()
 _install_random()
 install_methods()
 

@@ -411,8 +411,8 @@ class lerp(Elementwise):
         return choose(k, size < 0.25, start + weight * gap, end - gap * (1 - weight))
 
     def vjp(g, out, input, end, weight):
-        toward = conjugate(weight)
-        return (sum_to(mul(g, sub(1, toward)), input), sum_to(mul(g, toward), end),
+        moved = mul(g, conjugate(weight))
+        return (sum_to(sub(g, moved), input), sum_to(moved, end),
                 pair_vjp(g, weight, 0, lambda: mul(g, conjugate(sub(end, input))), None)[0])
 
     def reference(start, end, weight):

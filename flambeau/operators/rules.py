@@ -11,7 +11,7 @@ from typing import Any
 from flambeau.base.errors import UnsupportedError
 from flambeau.core.dtype import dtype, result_type
 from flambeau.core.spec import NumberSpec
-from flambeau.ir.kinds import Composite, Pointwise, Promotion, KEEP, operand_entry, pointwise_types
+from flambeau.ir.kinds import KEEP, Composite, Pointwise, Promotion, operand_entry, pointwise_types
 from flambeau.ir.op import REGISTRY
 
 
