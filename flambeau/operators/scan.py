@@ -363,6 +363,19 @@ class cummin(RunningExtreme):
 
 
 # ------------------------------------------------------------------ log of running sums of exponentials
+def log_add_exp(k, x: Complex, y: Complex) -> Complex:
+    """log(exp(x) + exp(y)): the larger one (by its real part), plus the principal log1p of what the other adds to it."""
+    swap = y.real >= x.real
+    top = Complex(k.select(swap, y.real, x.real), k.select(swap, y.imag, x.imag))
+    low = Complex(k.select(swap, x.real, y.real), k.select(swap, x.imag, y.imag))
+    nothing = low.real.eq(float("-inf"))
+    size = k.select(nothing, 0.0, vmath.exp(k, low.real - top.real))
+    angle = low.imag - top.imag
+    a, b = size * vmath.cos(k, angle), size * vmath.sin(k, angle)
+    real = vmath.log1p(k, a * 2.0 + a * a + b * b) * 0.5
+    return Complex(top.real + real, top.imag + vmath.atan2(k, b, a + 1.0))
+
+
 @declare
 class logcumsumexp(Template):
     """log of the running sum of exp(input) along `dim`, relative to the largest element so far. Dtypes: floating and complex."""
@@ -382,27 +395,30 @@ class logcumsumexp(Template):
         return scan(op.name, input.shape, canonical_dim(op.name, dim, input.ndim), (input,), (out,), compute.name, reverse=False, exclusive=False,
                     target=target)
 
+    def in_order(d):
+        """Which multiple of 2 pi a complex logarithm has depends on the order of its terms."""
+        return d.is_complex
+
     def identity(k, d, lanes):
+        if d.is_complex:
+            return (constant(k, d, lanes, float("-inf")),)
         return k.const(REGISTER[d.name].vec(lanes), float("-inf")), constant(k, d, lanes, 0)
 
     def lift(k, x, position):
-        if isinstance(x, Complex):
-            return x.real, Complex(vmath.cos(k, x.imag), vmath.sin(k, x.imag))
-        return x, k.const(x.type, 1.0)
+        return (x,) if isinstance(x, Complex) else (x, k.const(x.type, 1.0))
 
     def combine(k, earlier, later):
+        if isinstance(earlier[0], Complex):
+            return (log_add_exp(k, earlier[0], later[0]),)
         (m, s), (n, t) = earlier, later
         top = k.maximum(m, n)
         finite = k.select(k.math("fabs", top).eq(float("inf")), 0.0, top)
-        left, right = vmath.exp(k, m - finite), vmath.exp(k, n - finite)
-        if isinstance(s, Complex):
-            return top, Complex(s.real * left + t.real * right, s.imag * left + t.imag * right)
-        return top, s * left + t * right
+        return top, s * vmath.exp(k, m - finite) + t * vmath.exp(k, n - finite)
 
     def result(k, state):
+        if isinstance(state[0], Complex):
+            return state
         top, total = state
-        if isinstance(total, Complex):
-            return (Complex(top + vmath.log(k, vmath.hypot(k, total.real, total.imag)), vmath.atan2(k, total.imag, total.real)),)
         return (top + vmath.log(k, total),)
 
     def vjp(g, out, input, dim):

@@ -6,7 +6,7 @@ The declared op says what a state is (`identity`, `lift`, `combine`, `result`); 
 rows (lanes along the scanned dim, combined by doubling distances inside a vector, then with the carry of what lies before) and
 columns (lanes along another dim, one element of each column after the other). Rows and blocks of columns are units.
 
-Order of combination depends on layout and target only. `reverse` runs from the end; `exclusive` gives each element the state
+Order of combination depends on layout and target only; an op whose `in_order(dtype)` holds is combined one element after the other. `reverse` runs from the end; `exclusive` gives each element the state
 before it. May not know: what is scanned. Entry: `scan`.
 """
 
@@ -37,7 +37,8 @@ def scan(op: str, shape: Sequence[int], dim: int, ins: Sequence[Spec], outs: Seq
     rows = rows_of(shape, dim, strides)
     if rows.length == 0 or rows.count == 0:
         return Lowered(())
-    lanes = max(2, target.vector_bytes // 8)
+    in_order = getattr(REGISTRY[op].rules, "in_order", None)
+    lanes = 1 if in_order is not None and in_order(BY_NAME[compute]) else max(2, target.vector_bytes // 8)
     operands = tuple(range(len(strides)))
     columns = _columns(rows, lanes)
     names = tuple(s.dtype.name for s in ins), tuple(s.dtype.name for s in outs)
