@@ -1,9 +1,10 @@
-"""The error function and its relatives: erf erfc.
+"""The error function and its relatives: erf erfc erfcx erfinv ndtri log_ndtr.
 
     y = erf(k, x)         # x f32 or f64, scalar or vector
 
 erf f32: an odd polynomial below 0.92, above it 1 - 2^Q(|x|), Q a polynomial for log2 erfc. erfc and erf f64:
-exp(x^2) erfc(x) (1 + 2 x) is a polynomial in (x - 3) / (x + 3) (Shepherd & Laframboise 1981).
+exp(x^2) erfc(x) (1 + 2 x) is a polynomial in (x - 3) / (x + 3) (Shepherd & Laframboise 1981). The inverse: a polynomial in
+w = -log(1 - y^2) good to 1e-6 (Giles 2010), then one step of Halley's method on erf or erfc.
 Constants: benchmarks/minimax.py. May not know: targets.
 """
 
@@ -12,6 +13,8 @@ from __future__ import annotations
 from flambeau.kernel.dsl import Function, Value
 from flambeau.kernel.types import f32, f64
 from flambeau.kernel.vmath.arithmetic import (
+    INFINITY,
+    NAN,
     absolute,
     at_most,
     copysign,
@@ -24,6 +27,7 @@ from flambeau.kernel.vmath.arithmetic import (
     two_sum,
 )
 from flambeau.kernel.vmath.exponential import EXP2_F32, scaled_exp_words
+from flambeau.kernel.vmath.logarithm import log, log1p
 
 # erf(x) / x - 1 in x^2: |x| <= 0.95, error 2^-25.4 of erf(x); |x| <= 1, 2^-55.9
 ERF_SMALL_F32 = (
@@ -49,6 +53,23 @@ ERFCX_F64 = (
     -1.5906948998526313e-09,
 )
 
+# erfinv(y) / y in 0.4 w - 1, w = -log(1 - y^2), on w <= 5: 2^-21.8
+INVERSE_NEAR = (
+    1.501409179289464, 0.6166035487945299, -0.026101616936658006, -0.019603594316779778, 0.00848968635709622, -0.00039985578018217794,
+    -0.0007778007974646933, 0.00019265995537233612,
+)
+# erfinv(y) / sqrt(w) in (1 / sqrt(w) - centre) scale on 5 <= w <= 746: 2^-19.6
+INVERSE_FAR = (
+    0.9615544317533864, -0.0409411191164442, 0.0027760885479185373, 0.005123132937783658, -0.0015075885549136142, 0.00013641778126744386,
+    -0.0003993861703098341, 0.00024090930500920147,
+)
+INVERSE_CENTRE = float.fromhex("0x1.ef702270c32f6p-3")
+INVERSE_SCALE = float.fromhex("0x1.37bcf84e08ce4p+2")
+HALF_ROOT_PI = 0.886226925452758
+INVERSE_ROOT_PI = 0.5641895835477563
+ROOT_2 = 1.4142135623730951
+INVERSE_ROOT_2 = 0.7071067811865476
+
 
 def erf(k: Function, x: Value) -> Value:
     """2 / sqrt(pi) times the integral of exp(-t^2) from 0 to x."""
@@ -72,18 +93,27 @@ def _erf_f32(k: Function, x: Value) -> Value:
     return copysign(k, k.select(a < 0.92, near, far), x)
 
 
-def _complement(k: Function, a: Value) -> Value:
-    """erfc(a), 0.46 <= a, f64."""
+def _scaled_complement(k: Function, a: Value) -> tuple[Value, Value]:
+    """exp(a^2) erfc(a) in double words, 0.46 <= a <= 27.3, f64."""
     t = (a - 3.0) / (a + 3.0)
-    square, low = two_product(k, a, a)
-    p, p_low, s, u = scaled_exp_words(k, -square, -low)
-    # polynomial / (1 + 2 a) and its product with p in double words: five roundings would make 3 ulp
-    top, top_low = fast_two_sum(k.const(a.type, ERFCX_F64[0]), t * polynomial(k, t, ERFCX_F64[1:]))
-    under, under_low = two_sum(a + a, k.const(a.type, 1.0))
-    q, q_low = divide_words(k, (top, top_low), (under, under_low))
+    top = fast_two_sum(k.const(a.type, ERFCX_F64[0]), t * polynomial(k, t, ERFCX_F64[1:]))
+    return divide_words(k, top, two_sum(a + a, k.const(a.type, 1.0)))
+
+
+def _exp_of_square(k: Function, a: Value, sign: float) -> tuple[Value, Value, Value, Value]:
+    """(p, low, s, t): exp(sign a^2) = (p + low) s t, as if a^2 were exact."""
+    square, square_low = two_product(k, a, a)
+    p, low, s, t = scaled_exp_words(k, square * sign, square_low * sign)
+    return p, low, s, t
+
+
+def _complement(k: Function, a: Value) -> Value:
+    """erfc(a), 0.46 <= a, f64. The quotient and its product in double words: five roundings would make 3 ulp."""
+    p, p_low, s, t = _exp_of_square(k, a, -1.0)
+    q, q_low = _scaled_complement(k, a)
     product = p * q
     product = product + (k.fma(p, q, -product) + k.fma(p, q_low, p_low * q))
-    return (product * s) * u
+    return (product * s) * t
 
 
 def erfc(k: Function, x: Value) -> Value:
@@ -94,3 +124,64 @@ def erfc(k: Function, x: Value) -> Value:
     far = _complement(k, at_most(k, a, 28.0))
     far = k.select(x < 0.0, 2.0 - far, far)
     return k.select(a < 0.5, 1.0 - _near_zero(k, x, ERF_SMALL_F64), far)
+
+
+def erfcx(k: Function, x: Value) -> Value:
+    """exp(x^2) erfc(x), which decays as 1 / x only."""
+    if x.type.element is f32:
+        return erfcx(k, x.to(f64)).to(f32)
+    a = absolute(k, x)
+    p, low, s, t = _exp_of_square(k, at_most(k, a, 27.0), 1.0)
+    growth = ((p + low) * s) * t
+    near = growth * (1.0 - _near_zero(k, a, ERF_SMALL_F64))
+    q, q_low = _scaled_complement(k, at_most(k, a, 27.0))
+    inverse = 1.0 / a
+    u = inverse * inverse
+    far = inverse * INVERSE_ROOT_PI * polynomial(k, u, (1.0, -0.5, 0.75, -1.875, 6.5625, -29.53125, 162.421875, -1055.7421875))  # DLMF 7.12.1
+    y = k.select(a < 0.5, near, k.select(a < 27.0, q + q_low, far))
+    return k.select(x < 0.0, k.fma(growth, 2.0, -y), y)
+
+
+# ---------------------------------------------------------------------- inverses
+def _inverse(k: Function, q: Value, y: Value) -> Value:
+    """x >= 0 with erfc(x) = q, erf(x) = y, where q + y = 1 and whichever is small is exact; f64."""
+    w = -log(k, q * (y + 1.0))
+    root = k.math("sqrt", w)
+    near = y * polynomial(k, k.fma(w, 0.4, -1.0), INVERSE_NEAR)
+    far = root * polynomial(k, (1.0 / root - INVERSE_CENTRE) * INVERSE_SCALE, INVERSE_FAR)
+    x = k.select(w < 5.0, near, far)
+    missing = k.select(y < 0.6, y - _near_zero(k, x, ERF_SMALL_F64), _complement(k, at_most(k, x, 28.0)) - q)
+    p, low, s, t = _exp_of_square(k, x, 1.0)
+    d = ((missing * HALF_ROOT_PI * (p + low)) * s) * t
+    return x + d / k.fma(-x, d, 1.0)
+
+
+def erfinv(k: Function, y: Value) -> Value:
+    """x with erf(x) = y; infinite at 1 and -1, NaN beyond."""
+    if y.type.element is f32:
+        return erfinv(k, y.to(f64)).to(f32)
+    a = absolute(k, y)
+    x = _inverse(k, 1.0 - a, a)
+    x = k.select(a < 1.0, x, k.select(a.eq(1.0), k.const(y.type, INFINITY), k.const(y.type, NAN)))
+    return copysign(k, x, y)
+
+
+def ndtri(k: Function, p: Value) -> Value:
+    """x below which a standard normal variable falls with probability p."""
+    if p.type.element is f32:
+        return ndtri(k, p.to(f64)).to(f32)
+    low = p < 0.5
+    tail = k.select(low, p, 1.0 - p)
+    x = _inverse(k, tail * 2.0, absolute(k, k.fma(p, -2.0, 1.0))) * ROOT_2
+    inside = (p > 0.0) & (p < 1.0)
+    x = k.select(inside, x, k.select(p.eq(0.0) | p.eq(1.0), k.const(p.type, INFINITY), k.const(p.type, NAN)))
+    return k.select(low, -x, x)
+
+
+def log_ndtr(k: Function, x: Value) -> Value:
+    """Logarithm of the probability that a standard normal variable falls below x."""
+    if x.type.element is f32:
+        return log_ndtr(k, x.to(f64)).to(f32)
+    t = x * INVERSE_ROOT_2
+    left = log(k, erfcx(k, -t) * 0.5) - t * t
+    return k.select(x < -1.0, left, log1p(k, erfc(k, t) * -0.5))

@@ -1,4 +1,4 @@
-"""Logarithms and powers: log log2 log10 log1p pow.
+"""Logarithms and powers: log log2 log10 log1p logaddexp logaddexp2 pow.
 
     y = log(k, x)         # x f32 or f64, scalar or vector
 
@@ -34,7 +34,7 @@ from flambeau.kernel.vmath.arithmetic import (
     two_product,
 )
 from flambeau.kernel.vmath.exponential import LN2_F64 as LN2_SPLIT_F64
-from flambeau.kernel.vmath.exponential import scaled_exp
+from flambeau.kernel.vmath.exponential import exp, exp2, scaled_exp
 
 # (log1p(f) - f + f^2 / 2) / f^3, error relative to log1p(f): 2^-29.3
 LOG_F32 = (
@@ -163,6 +163,26 @@ def log1p_words(k: Function, x: Value, low: Value | None, doubled: Value | None)
         tail = k.fma(k.select(huge, 0.0, low * s), k.fma(f, f - 1.0, 1.0), tail)  # / (1 + f), near enough for a part of an ulp
     high, rest = pick(x, LN2_F32, LN2_F64)
     return outside(k, u, k.fma(n, high, f + k.fma(n, rest, tail)))
+
+
+def logaddexp(k: Function, x: Value, y: Value) -> Value:
+    """log(e^x + e^y) without overflow on the way."""
+    larger, term = _larger_and_difference(k, x, y)
+    return larger + log1p(k, exp(k, term))
+
+
+def logaddexp2(k: Function, x: Value, y: Value) -> Value:
+    """log2(2^x + 2^y) without overflow on the way."""
+    larger, term = _larger_and_difference(k, x, y)
+    return k.fma(log1p(k, exp2(k, term)), LOG2E_F64[0], larger)
+
+
+def _larger_and_difference(k: Function, x: Value, y: Value) -> tuple[Value, Value]:
+    """(max(x, y), -|x - y|), NaN if either is; equal infinities differ by -infinity, so that they are their own sum."""
+    x, y = k.unify(x, y)
+    larger = k.select(x > y, x, k.select(x.is_nan(), x, y))
+    difference = -absolute(k, x - y)
+    return larger, k.select(absolute(k, x).eq(INFINITY) & x.eq(y), -INFINITY, difference)
 
 
 # ---------------------------------------------------------------------- powers

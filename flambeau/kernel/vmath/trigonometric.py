@@ -64,7 +64,7 @@ def _sign_bit(x: Value) -> int:
     return 1 << (x.type.size * 8 - 1)
 
 
-def _half_wave(k: Function, r: Value) -> Value:
+def half_wave(k: Function, r: Value) -> Value:
     """sin r, |r| <= pi / 2; rounding alone could pass 1."""
     z = r * r
     y = k.fma(r * z, polynomial(k, z, pick(r, SIN_F32, SIN_F64)), r)
@@ -75,13 +75,13 @@ def sin(k: Function, x: Value) -> Value:
     """sin x, x in radians."""
     r, _, n = reduce(k, absolute(k, x), halves=1, centre=0, low=False)
     flip = (n << (x.type.size * 8 - 1)) ^ (bits(x) & _sign_bit(x))
-    return from_bits(k, bits(_half_wave(k, r)) ^ flip)
+    return from_bits(k, bits(half_wave(k, r)) ^ flip)
 
 
 def cos(k: Function, x: Value) -> Value:
     """cos x, x in radians: a = (n + 1/2) pi + r, so cos a = -(-1)^n sin r."""
     r, _, n = reduce(k, absolute(k, x), halves=1, centre=1, low=False)
-    return from_bits(k, bits(_half_wave(k, r)) ^ ((n + 1) << (x.type.size * 8 - 1)))
+    return from_bits(k, bits(half_wave(k, r)) ^ ((n + 1) << (x.type.size * 8 - 1)))
 
 
 def tan(k: Function, x: Value) -> Value:
