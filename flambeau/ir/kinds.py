@@ -42,6 +42,8 @@ class Declaration:
     no_gradient: Sequence[int] = ()  # outputs that carry no gradient although they are floats
     outputs = 1
     random = False  # whether its values come from the random stream
+    reads_layout = False  # whether its result depends on the input's strides (as_strided)
+    positional_values = False  # whether values depend on an element's place in the whole tensor, so that vmap cannot see one element alone
     fields: Sequence[str] = ()  # names of several outputs: the public function returns a named tuple
     signature: Callable | None = None
     meta: Callable | None = None
