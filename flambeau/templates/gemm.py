@@ -25,7 +25,8 @@ from flambeau.templates.gemm_tiles import ELEMENTS, lower_plain, lower_tiles
 from flambeau.templates.launch import Lowered
 
 # Where one way of multiplying overtakes another, measured with float32 on AVX-512 (benchmarks/bench_gemm.py).
-FEW_ROWS = 9  # one register tile holds them all, so b is read once
+FEW_ROWS = 9  # one register tile holds them all, so b is read once, where it lies
+FEW_COLUMNS = 16  # the same of b, whose panels would be mostly empty
 PLAIN_DEPTH, PLAIN_BYTES = 768, 3 << 19  # a panel of b that stays in L1 or nearly, all of b in L2
 NARROW = 256  # each line of the long operand is used so few times that packing it does not pay
 STREAM_BYTES = 1 << 20
@@ -96,7 +97,7 @@ def lower_real(p: Problem, target: Target, threads: int) -> Lowered:
         return lower_rows(p, target, threads)
     whole = size == compute  # narrow types are widened while they are packed
     if whole and 1 in p.a and p.b[1] == 1 and p.out[1] == 1 and (p.bias is None or p.bias[0] == 0):
-        if p.m <= FEW_ROWS or (p.k <= PLAIN_DEPTH and p.k * p.n * size <= PLAIN_BYTES):
+        if p.m <= FEW_ROWS or p.n <= FEW_COLUMNS or (p.k <= PLAIN_DEPTH and p.k * p.n * size <= PLAIN_BYTES):
             return lower_plain(p, target, threads)
     if p.n >= 4 * p.m and p.m <= NARROW:
         turned = swapped(p)

@@ -5,7 +5,7 @@ strides of the matrix, the micro-kernel then has unit stride, no aliasing in the
 Elements past the edge of the matrix hold anything: they only ever meet results that are not stored.
 
     pack = pack_function(module, "pack_a", bf16, f32, width=14, lanes=16, order="depth")
-    k.call(pack, source, stride, step, count, depth, out)
+    k.call(pack, source, stride, step, count, depth, out, panel)
 
 May not know: blocks, threads, what the panels are for. Entry: `pack_function`, `transposed`.
 """
@@ -13,7 +13,7 @@ May not know: blocks, threads, what the panels are for. Entry: `pack_function`, 
 from __future__ import annotations
 
 from flambeau.kernel.dsl import Function, Module, Value
-from flambeau.kernel.types import Type, i64, ptr
+from flambeau.kernel.types import Type, i1, i64, ptr
 
 DEPTH_ALIGN = 16  # panels are stored with a depth rounded up to this: the transpose writes whole squares
 
@@ -75,72 +75,97 @@ def transposed(k: Function, rows: list[Value]) -> list[Value]:
 
 
 def pack_function(module: Module, name: str, memory: Type, compute: Type, width: int, lanes: int, order: str) -> Function:
-    """name(source, stride, step, count, depth, out): out[p * width + i] = source[i * stride + p * step].
+    """name(source, stride, step, count, depth, out, panel): out[q * panel + p * width + i] = source[(q * width + i) * stride + p * step].
 
-    Strides are in elements; `count` is how many rows are left in the matrix, of which at most `width` are used.
-    The last vector of a line may write past it by less than a vector: lines are written in rising order, and the
-    block wants `lanes` elements of slack behind it.
+    Strides are in elements; `count` rows are packed, into as many panels as that takes, `panel` elements apart, which is
+    at least `width` times the depth rounded up to DEPTH_ALIGN. The last panel may be written past its end by less than
+    a vector: the block wants `lanes` elements of slack behind it.
     """
     k = module.function(
         name,
-        [("source", ptr), ("stride", i64), ("step", i64), ("count", i64), ("depth", i64), ("out", ptr)],
+        [("source", ptr), ("stride", i64), ("step", i64), ("count", i64), ("depth", i64), ("out", ptr), ("panel", i64)],
         internal=True,
     )
-    if order == "depth":
-        _pack_transposing(k, memory, compute, width, lanes)
+    if order == "width":
+        _pack_lines(k, memory, compute, width, lanes)
+    elif order == "depth":
+        _pack_squares(k, memory, compute, width, lanes)
     else:
-        _pack_lines(k, memory, compute, width, lanes, order)
+        _pack_elements(k, memory, compute, width)
     k.ret()
     return k
 
 
-def _pack_lines(k: Function, memory: Type, compute: Type, width: int, lanes: int, order: str) -> None:
-    source, stride, step, count, depth, out = k.args
+def _pack_lines(k: Function, memory: Type, compute: Type, width: int, lanes: int) -> None:
+    """Line by line of the matrix, a few at a time over all panels: reads run on along the rows."""
+    source, _, step, count, depth, out, panel = k.args
     vectors = -(-width // lanes)
-    vector = memory.vec(lanes)
+    narrow = k.const(i1.vec(lanes), True) if width % lanes == 0 else k.tail_mask(k.const(i64, width % lanes), lanes)
+    whole = count // width * width
 
-    def lines(masks: list[Value] | None) -> None:
-        where, to = k.var(ptr, source), k.var(ptr, out)
-        with k.range(0, depth):
-            line, target = where.get(), to.get()
-            for v in range(vectors):
-                mask = masks[v] if masks else None
-                if order == "width":
-                    value = k.load(line, vector, v * lanes, mask=mask)
-                else:
-                    indices = (k.iota(i64.vec(lanes)) + v * lanes) * k.splat(stride, lanes)
-                    value = k.gather(line, memory, indices, mask=mask)
-                k.store(target, value.to(compute), v * lanes)
-            where.set(k.offset(line, step, memory))
-            to.set(k.offset(target, width, compute))
+    def lines(p: Value, many: int) -> None:
+        at = k.offset(source, p * step, memory)
+        to = k.offset(out, p * width, compute)
 
-    def masked() -> None:
-        lines([k.tail_mask(count - v * lanes, lanes) for v in range(vectors)])
+        def copy(i: Value, target: Value, careful: bool) -> None:
+            for u in range(many):
+                line = at if u == 0 else k.offset(at, step * u, memory)
+                for v in range(vectors):
+                    cut = narrow if v == vectors - 1 and width % lanes else None
+                    mask = k.tail_mask(count - i - v * lanes, lanes) if careful else cut
+                    value = k.load(line, memory.vec(lanes), i + v * lanes, mask=mask).to(compute)
+                    k.store(target, value, u * width + v * lanes, mask=cut)
 
-    k.when_else(count < vectors * lanes, masked, lambda: lines(None))
+        with k.range(0, whole, width) as i:
+            copy(i, k.offset(to, i // width * panel, compute), False)
+        with k.when(whole < count):
+            copy(whole, k.offset(to, whole // width * panel, compute), True)
+
+    few = depth & -4
+    with k.range(0, few, 4) as p:
+        lines(p, 4)
+    with k.range(few, depth) as p:
+        lines(p, 1)
 
 
-def _pack_transposing(k: Function, memory: Type, compute: Type, width: int, lanes: int) -> None:
-    source, stride, _, count, depth, out = k.args
+def _pack_squares(k: Function, memory: Type, compute: Type, width: int, lanes: int) -> None:
+    """Squares of `lanes` rows, transposed."""
+    source, stride, _, count, depth, out, panel = k.args
     vectors = -(-width // lanes)
-    last = count - 1
-    # Rows past the edge repeat the last one, so that nothing outside the matrix is read.
-    rows = [k.offset(source, k.minimum(last, i) * stride, memory) for i in range(vectors * lanes)]
+    with k.range(0, count, width) as first:
+        # Rows past the edge repeat the last one, so that nothing outside the matrix is read.
+        corner, last = k.offset(source, first * stride, memory), count - 1 - first
+        rows = [k.offset(corner, k.minimum(last, i) * stride, memory) for i in range(vectors * lanes)]
+        to = k.offset(out, first // width * panel, compute)
 
-    def square(p: Value, mask: Value | None) -> None:
-        target = k.offset(out, p * width, compute)
-        columns = []
-        for v in range(vectors):
-            part = [k.load(row, memory.vec(lanes), p, mask=mask).to(compute) for row in rows[v * lanes : (v + 1) * lanes]]
-            columns.append(transposed(k, part))
-        # Line by line: where lines overlap, the later one holds the truth.
-        for j in range(lanes):
+        def square(p: Value, mask: Value | None) -> None:
+            target = k.offset(to, p * width, compute)
+            columns = []
             for v in range(vectors):
-                k.store(target, columns[v][j], j * width + v * lanes)
+                part = [k.load(row, memory.vec(lanes), p, mask=mask).to(compute) for row in rows[v * lanes : (v + 1) * lanes]]
+                columns.append(transposed(k, part))
+            # Line by line: where lines overlap, the later one holds the truth.
+            for j in range(lanes):
+                for v in range(vectors):
+                    k.store(target, columns[v][j], j * width + v * lanes)
 
-    whole = depth & -lanes
-    with k.range(0, whole, lanes) as p:
-        square(p, None)
-    with k.when(whole < depth):
-        square(whole, k.tail_mask(depth - whole, lanes))
+        whole = depth & -lanes
+        with k.range(0, whole, lanes) as p:
+            square(p, None)
+        with k.when(whole < depth):
+            square(whole, k.tail_mask(depth - whole, lanes))
 
+
+def _pack_elements(k: Function, memory: Type, compute: Type, width: int) -> None:
+    source, stride, step, count, depth, out, panel = k.args
+    with k.range(0, count) as i:
+        at = k.offset(source, i * stride, memory)
+        to = k.offset(out, i // width * panel + i % width, compute)
+        with k.range(0, depth) as p:
+            k.store(to, k.load(at, memory, p * step).to(compute), p * width)
+    # Rows that are not there, in the last panel: zeros, since what memory holds may be slow to multiply (denormal).
+    left = (width - count % width) % width
+    with k.range(count, count + left) as i:
+        to = k.offset(out, i // width * panel + i % width, compute)
+        with k.range(0, depth) as p:
+            k.store(to, k.const(compute, 0), p * width)

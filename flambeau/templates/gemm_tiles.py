@@ -36,6 +36,8 @@ ELEMENTS: dict[str, tuple[Type, Type]] = {
 ABI = [("slots", ptr), ("begin", i64), ("end", i64), ("tid", i64)]
 
 # Where the parameter block holds what (int64 each). Strides are in elements.
+PACKED_PANELS = 4  # of B in a unit of packing: pieces of rows long enough to be prefetched
+
 FIELDS = (
     "units", "grain", "m", "n", "k", "a_row", "a_step", "b_step", "b_column", "c_row", "c_column", "bias_row", "bias_column",
     "block_m", "block_n", "block_k", "tiles_m", "tiles_n", "scratch_stride", "flags",
@@ -324,9 +326,7 @@ def build_tiles(target: Target, *parameters) -> Module:
             stored_depth = (depth + (DEPTH_ALIGN - 1)) & -DEPTH_ALIGN
             a_block = k.offset(a_unit, at * p["a_step"], t.memory)
             if kind.packs_a:
-                with k.range(0, rows, height) as i:
-                    k.call(pack_a, k.offset(a_block, i * p["a_row"], t.memory), p["a_row"], p["a_step"], rows - i, depth,
-                           k.offset(packed_a, i * stored_depth, t.compute))
+                k.call(pack_a, a_block, p["a_row"], p["a_step"], rows, depth, packed_a, stored_depth * height)
             b_block = k.offset(b_unit, at * p["b_step"] if kind.b_mode == "plain" else at * padded_n + column0 * stored_depth, b_type)
             first = at.eq(0)
             if kind.staged:
@@ -378,32 +378,31 @@ def build_tiles(target: Target, *parameters) -> Module:
 
 
 def build_pack(target: Target, dtype: str, order: str, vectors: int) -> Module:
-    """Packs all of B, panel by panel. Slots: b, packed, block; a unit is one panel of one depth block of one matrix.
-
-    Block: units, grain, m, n, k, then as FIELDS; the batch entries hold the stride of the source in b's place.
-    """
+    """Packs all of B. Slots: b, packed, block; a unit is PACKED_PANELS panels of one depth block of one matrix."""
     memory, compute = ELEMENTS[dtype]
     lanes = target.lanes(compute)
     width = vectors * lanes
-    module = Module(vector_bits=target.vector_bytes * 8)
+    module = Module(target.vector_bytes * 8)
     pack_b = pack_function(module, "pack_b", memory, compute, width, lanes, order)
     k = module.function("kernel", ABI)
     slots, begin, end, _ = k.args
     source, packed, block = (k.load(slots, ptr, i) for i in range(3))
     p = {name: k.load(block, i64, i) for i, name in enumerate(FIELDS)}
-    panels = (p["n"] + (width - 1)) // width
+    padded = (p["n"] + (width - 1)) // width * width
+    columns = width * PACKED_PANELS  # of a unit
+    groups = (p["n"] + (columns - 1)) // columns
     blocks = (p["k"] + (p["block_k"] - 1)) // p["block_k"]
     with k.range(begin, end) as unit:
-        rest, panel = unit // panels, unit % panels
+        rest, group = unit // groups, unit % groups
         batch, depth_block = rest // blocks, rest % blocks
         _, b_at = unit_offsets(k, k.offset(block, 8 * BATCH), batch, 2)
-        at, column = depth_block * p["block_k"], panel * width
+        at, column = depth_block * p["block_k"], group * columns
         depth = k.minimum(p["k"] - at, p["block_k"])
         stored_depth = (depth + (DEPTH_ALIGN - 1)) & -DEPTH_ALIGN
-        matrix = panels * width * ((p["k"] + (DEPTH_ALIGN - 1)) & -DEPTH_ALIGN)
-        to = k.offset(packed, batch * matrix + at * (panels * width) + column * stored_depth, compute)
+        matrix = padded * ((p["k"] + (DEPTH_ALIGN - 1)) & -DEPTH_ALIGN)
+        to = k.offset(packed, batch * matrix + at * padded + column * stored_depth, compute)
         k.call(pack_b, k.offset(source, b_at + at * p["b_step"] + column * p["b_column"], memory), p["b_column"], p["b_step"],
-               p["n"] - column, depth, to)
+               k.minimum(p["n"] - column, columns), depth, to, stored_depth * width)
     k.ret()
     return module
 
@@ -445,16 +444,16 @@ def lower_tiles(p: Problem, target: Target, threads: int, *, plain_a: bool = Fal
     scratch_stride = round_up(scratch_stride + 64, 4096) + 128  # threads' blocks in different L1 sets
     matrix = round_up(p.k, DEPTH_ALIGN) * round_up(p.n, width)
     matrices, packing, reading = packed_batch(p, matrix)
-    panels = matrices * -(-p.n // width) * -(-p.k // block_k)
+    packs = matrices * -(-p.n // (width * PACKED_PANELS)) * -(-p.k // block_k)
 
     fields = (p.m, p.n, p.k, *p.a, *p.b, *p.out, *(p.bias or (0, 0)), block_m, block_n, block_k, tiles_m, tiles_n, scratch_stride,
               p.flags)  # fmt: skip
     grain = 0 if p.work < SERIAL_WORK else 1
     out = p.inputs
     launches = []
-    if panels:
+    if packs:
         kind_b = (p.dtype, order_of(p.b[1], p.b[0]), vectors)
-        launches.append(launch("gemm_pack", kind_b, build_pack, (1, out + 1), panels, grain, (*fields, *packing)))
+        launches.append(launch("gemm_pack", kind_b, build_pack, (1, out + 1), packs, grain, (*fields, *packing)))
     units = p.matrices * tiles_m * tiles_n
     slots = (0, out + 1, 2, out, out + 2)  # out stands for a bias that there is not
     launches.append(launch("gemm_tiles", astuple(kind), build_tiles, slots, units, grain, (*fields, *reading)))
@@ -472,7 +471,6 @@ def plain_kernel(p: Problem, target: Target) -> TileKernel:
     wide = register_tile(target)[0][0] == 14
     lanes = target.lanes(ELEMENTS[p.dtype][1])
     few = (WIDE_TILES if wide else NARROW_TILES).get(p.m)
-    ahead = 0
     if p.n <= lanes:  # a single vector: its rows are as many as give the adders enough to do
         most = 16 if wide else 8
         heights, vectors, tail = ((p.m,) if p.m <= most else (most, 8, 4, 2, 1)[wide ^ 1 :]), 1, 1
@@ -480,12 +478,12 @@ def plain_kernel(p: Problem, target: Target) -> TileKernel:
         heights, (vectors, tail) = (p.m,), few
         if p.n <= tail * lanes:
             vectors = tail
-        ahead = 16 if p.m > 4 and p.n * p.k * ELEMENTS[p.dtype][0].size >= L2_BYTES else 0
     elif p.k <= 4:  # writing is all: long pieces of lines
         heights, vectors, tail = (2, 1), 8 if wide else 4, 2
     else:
         heights, vectors = register_tile(target)
         tail = 1
+    ahead = 16 if 4 < p.m <= 28 and p.n > lanes and p.n * p.k * ELEMENTS[p.dtype][0].size >= L2_BYTES else 0
     return TileKernel(p.dtype, p.out_dtype, "row" if p.a[1] == 1 else "column", "plain", False, heights, vectors, tail, ahead)
 
 
