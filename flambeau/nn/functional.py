@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from flambeau.namespace import names_of
+from flambeau.nn.pooling_forms import *  # noqa: F403
 
 __getattr__, __dir__ = names_of("nn.functional.", globals())

@@ -8,3 +8,5 @@ from flambeau.operators import logic, powers, rounding, selection  # noqa: F401
 from flambeau.operators import assemble, indexed, places, scatter  # noqa: F401
 from flambeau.operators import scan  # noqa: F401
 from flambeau.operators import convolution, windows  # noqa: F401
+from flambeau.operators import sorting  # noqa: F401
+from flambeau.operators import adaptive_pooling, pool_forms, pooling  # noqa: F401

@@ -4,18 +4,20 @@
     windows(x, (3, 3), (1, 1), (1, 1))               # [..., h, w, 3, 3], a view
     window_sum(g, (h, w), (1, 1), (1, 1), (1, 1))    # every place sums what lies over it
 
-May not know: convolution or pooling, which are built from these. Entry: the four ops.
+May not know: convolution or pooling, which are built from these. Entry: the ops.
 """
 
 from __future__ import annotations
 
+import math
 import struct
 
+from flambeau.base.errors import InternalError
 from flambeau.base.lazy import np
 from flambeau.core.dtype import dtype as DType
 from flambeau.core.spec import Spec
 from flambeau.ir.kinds import LINEAR, Template, View
-from flambeau.ir.op import declare
+from flambeau.ir.op import REGISTRY, declare
 from flambeau.kernel.types import bf16, f16
 from flambeau.operators.rules import case
 from flambeau.templates.windows import pad_lines, window_sums
@@ -191,3 +193,43 @@ class window_sum(Template):
 def reach_of(counts, kernel, stride, dilation) -> tuple[int, ...]:
     """Sizes that `counts` windows cover exactly."""
     return tuple((n - 1) * s + (k - 1) * d + 1 for n, k, s, d in zip(counts, kernel, stride, dilation))
+
+
+@declare
+class window_pick(Template):
+    """The adjoint of picking one element of every padded window: out sums g[..., w] at the place that indices[..., w] names.
+
+    Indices count over the flattened last dims of the result. Determinism: summed in window order, in float32 or wider.
+    """
+
+    functions = ()
+    methods = ()
+
+    def signature(g: Tensor, indices: Tensor, sizes, kernel, stride, padding, dilation): ...
+
+    def meta(op, g, indices, sizes, kernel, stride, padding, dilation):
+        return Spec.of((*g.shape[:g.ndim - len(sizes)], *sizes), g.dtype, g.device)
+
+    def lower(op, target, threads, g, indices, sizes, kernel, stride, padding, dilation):
+        if g.strides != indices.strides:
+            raise InternalError(f"window_pick: g and indices must lie alike, got strides {g.strides} and {indices.strides}")
+        shape = (*g.shape[:g.ndim - len(sizes)], *sizes)
+        strides = (*g.strides, *(0,) * len(sizes))
+        return window_sums((*g.shape, *kernel), strides, shape, stride, padding, dilation, g.dtype.name, picked=True)
+
+    def vjp(g, out, input, indices, sizes, kernel, stride, padding, dilation):
+        rank = len(sizes)
+        lead = tuple(g.spec.shape[:g.spec.ndim - rank])
+        flat = REGISTRY["reshape"](g, (*lead, math.prod(sizes)))
+        at = REGISTRY["reshape"](indices, (*lead, math.prod(indices.spec.shape[-rank:])))
+        return REGISTRY["reshape"](REGISTRY["gather"](flat, -1, at), tuple(input.spec.shape)), None
+
+    def reference(g, indices, sizes, kernel, stride, padding, dilation):
+        lead = g.shape[:g.ndim - len(sizes)]
+        out = np.zeros((*lead, math.prod(sizes)), g.dtype)
+        for place in np.ndindex(*lead):
+            np.add.at(out[place], indices[place].reshape(-1), g[place].reshape(-1))
+        return out.reshape(*lead, *sizes)
+
+    def samples(t):
+        yield case(t(2, 4), np.asarray([[0, 1, 3, 5], [1, 2, 2, 4]]), (6,), (3,), (1,), (0,), (1,))

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from flambeau.core.layout import contiguous_strides
 from flambeau.kernel.dsl import Function, Module, Value
 from flambeau.kernel.target import Target
-from flambeau.kernel.types import f64, i8, i16, i32, i64, ptr
+from flambeau.kernel.types import Type, f64, i8, i16, i32, i64, ptr
 from flambeau.templates.launch import Launch, Lowered, Recipe
 from flambeau.templates.loop_program import MEMORY, REGISTER
 
@@ -125,12 +125,16 @@ def pad_lines(shape: Sequence[int], strides: Sequence[int], lows: Sequence[int],
 
 
 # ------------------------------------------------------------------ sums of windows
-def build_window_sum(target: Target, dtype: str, unit_g: bool, unit_out: bool, unit_step: bool) -> Module:
-    """Slots: g, out, block. A unit is one line of out; each place sums the window elements that lie over it, in window order."""
+def build_window_sum(target: Target, dtype: str, unit_g: bool, unit_out: bool, unit_step: bool, picked: bool) -> Module:
+    """Slots: g, out, block. A unit is one line of out; each place sums the window elements that lie over it, in window order.
+
+    With `picked`, slots are g, indices, out, block: a window counts only at the place that its index names (in the flattened
+    spatial dims of out).
+    """
     module = Module(target.vector_bytes * 8)
     k = module.function("kernel", ABI)
     slots, begin, end, _ = k.args
-    g, out, block = (k.load(slots, ptr, i) for i in range(3))
+    g, *indices, out, block = (k.load(slots, ptr, i) for i in range(3 + picked))
     p = {name: k.load(block, i64, i) for i, name in enumerate(SUM_FIELDS)}
     memory, compute = MEMORY[dtype], REGISTER[dtype]
     lanes = target.vector_bytes // max(4, compute.size)
@@ -155,7 +159,8 @@ def build_window_sum(target: Target, dtype: str, unit_g: bool, unit_out: bool, u
                 with k.when(ok0), k.range(0, p["k1"]) as t1:
                     w1, ok1 = covering(y1, t1, "1")
                     with k.when(ok1):
-                        line = k.offset(g, g_at + w0 * p["go0"] + w1 * p["go1"] + t0 * p["gk0"] + t1 * p["gk1"], memory)
+                        first = g_at + w0 * p["go0"] + w1 * p["go1"] + t0 * p["gk0"] + t1 * p["gk1"]
+                        line = k.offset(g, first, memory)
                         with k.range(0, p["k2"]) as t2:
                             shift = p["p2"] - t2 * p["d2"]
                             at = lane + k.splat(shift, lanes)
@@ -167,11 +172,16 @@ def build_window_sum(target: Target, dtype: str, unit_g: bool, unit_out: bool, u
                                 window = ratio.truncated(i64)
                                 known = known & (window * k.splat(p["s2"], lanes)).eq(at)
                             known = known & (window < k.splat(p["w2"], lanes))
-                            source = k.offset(line, t2 * p["gk2"], memory)
-                            if unit_step and unit_g:
-                                value = k.load(source, memory.vec(lanes), x + shift, mask=known)
-                            else:
-                                value = k.gather(source, memory, window * k.splat(p["go2"], lanes), mask=known)
+
+                            def read(base: Value, kind: Type, known: Value = known, window: Value = window, shift: Value = shift) -> Value:
+                                if unit_step and unit_g:
+                                    return k.load(base, kind.vec(lanes), x + shift, mask=known)
+                                return k.gather(base, kind, window * k.splat(p["go2"], lanes), mask=known)
+
+                            if picked:
+                                here = lane + k.splat((y0 * p["n1"] + y1) * p["n2"], lanes)
+                                known = known & read(k.offset(indices[0], first, i64), i64).eq(here)
+                            value = read(k.offset(line, t2 * p["gk2"], memory), memory, known)
                             total.set(total.get() + value.to(compute))
             result = total.get().to(memory)
             if unit_out:
@@ -183,10 +193,11 @@ def build_window_sum(target: Target, dtype: str, unit_g: bool, unit_out: bool, u
 
 
 def window_sums(g_shape: Sequence[int], g_strides: Sequence[int], out_shape: Sequence[int], stride: Sequence[int], padding: Sequence[int],
-                dilation: Sequence[int], dtype: str) -> Lowered:
+                dilation: Sequence[int], dtype: str, picked: bool = False) -> Lowered:
     """Launches for out[..., y] = sum of g[..., w, t] with w * stride + t * dilation - padding = y, in window order.
 
-    g is [..., windows, kernel] with as many window and kernel dims as `stride` has entries; out is contiguous.
+    g is [..., windows, kernel] with as many window and kernel dims as `stride` has entries; out is contiguous. If `picked`, operand 1
+    are indices that lie as g does, and out is operand 2.
     """
     rank = len(stride)
     out_strides = contiguous_strides(out_shape)
@@ -209,5 +220,5 @@ def window_sums(g_shape: Sequence[int], g_strides: Sequence[int], out_shape: Seq
     taps = kernel[0] * kernel[1] * kernel[2]
     grain = max(1, GRAIN_ELEMENTS // max(1, n[2] * taps))
     fields = (units, grain, *n, *kernel, *windows, *s, *d, *p, *go, *gk, *os, *batch_entries(batch_shape, g_batch, out_batch))
-    recipe = Recipe("window_sum", (dtype, go[2] == 1, os[2] == 1, s[2] == 1), build_window_sum)
-    return Lowered((Launch(recipe, (0, 1), fields),))
+    recipe = Recipe("window_sum", (dtype, go[2] == 1, os[2] == 1, s[2] == 1, picked), build_window_sum)
+    return Lowered((Launch(recipe, (0, 1, 2) if picked else (0, 1), fields),))
