@@ -36,12 +36,15 @@ from flambeau.pointwise_forms import *  # noqa: F403
 from flambeau.pointwise_forms import install as _install_pointwise
 from flambeau.random import *  # noqa: F403
 from flambeau.random import install as _install_random
+from flambeau.reduction_forms import *  # noqa: F403
+from flambeau.reduction_forms import install as _install_reductions
 from flambeau.runtime.launch import get_num_threads
 from flambeau.tensor_methods import install as _install_hand_written
 
 globals().update(BY_NAME)
 globals().update(ALIASES)
 _install_hand_written()
+_install_reductions()
 _install_pointwise()
 _install_random()
 install_methods()

@@ -28,7 +28,7 @@ class softmax(Composite):
         if x.spec.numel == 0:
             return REGISTRY["clone"](x)
         e = REGISTRY["exp"](REGISTRY["sub"](x, REGISTRY["amax"](x, dim, True)))
-        return REGISTRY["true_divide"](e, REGISTRY["sum"](e, dim, True))
+        return REGISTRY["mul"](e, REGISTRY["true_divide"](1, REGISTRY["sum"](e, dim, True)))
 
     def vjp(g, out, input, dim, dtype):
         ops = REGISTRY

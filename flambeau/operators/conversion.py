@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from flambeau.base.lazy import np
 from flambeau.core.dtype import BY_NAME as DTYPES
+from flambeau.core.formats import preserve_format, strides_in
 from flambeau.core.layout import broadcast_shapes
 from flambeau.core.spec import Spec
 from flambeau.ir.kinds import LINEAR, Pointwise
@@ -53,9 +54,9 @@ class clone(Pointwise):
     def signature(input: Tensor, *, memory_format=None): ...
 
     def meta(op, s, memory_format):
-        if str(memory_format).endswith("contiguous_format"):
-            return Spec.of(s.shape, s.dtype, s.device)
-        return Pointwise.meta(op, s, memory_format)
+        if memory_format is None or memory_format is preserve_format:
+            return Pointwise.meta(op, s, memory_format)
+        return Spec.get(s.shape, strides_in(s.shape, memory_format), s.dtype, s.device)
 
     def lower(k, x, memory_format):
         return x

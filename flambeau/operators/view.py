@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from flambeau.base.lazy import np
 from flambeau.core.dtype import int16, int32, int64
 from flambeau.core.layout import canonical_dim, canonical_dims, expand_strides, infer_shape, view_strides
@@ -440,3 +442,47 @@ class view_as_dtype(View):
         yield case(t(3, 4), int32)
         yield case(t(3, 4), int16)
         yield case(t(3), int64, raises=(RuntimeError, "divisible"))
+
+
+@declare
+class subview(View):
+    """Several steps of basic indexing at once: one item per dim, an int (the dim goes), (start, end, step) with step > 0, or None for a new dim."""
+
+    functions = ()
+    methods = ()
+
+    def signature(input: Tensor, items): ...
+
+    def view(s: Spec, items):
+        shape, strides, offset, d = [], [], 0, 0
+        for item in items:
+            if item is None:
+                shape.append(1)
+                strides.append(s.strides[d] * s.shape[d] if d < s.ndim else 1)
+                continue
+            n, step = s.shape[d], s.strides[d]
+            if isinstance(item, tuple):
+                first, last, by = slice(*item).indices(n)
+                length = max(0, -(-(last - first) // by))
+                offset += first * step if length else 0
+                shape.append(length)
+                strides.append(step * by)
+            else:
+                if not -n <= item < n:
+                    raise IndexError(f"index: index must be in [{-n}, {n - 1}], got {item} (index {item} is out of bounds for dimension {d} with size {n}).")
+                offset += item % n * step
+            d += 1
+        return [*shape, *s.shape[d:]], [*strides, *s.strides[d:]], offset if math.prod(shape) and s.numel else 0
+
+    def vjp(g, out, input, items):
+        return (fill_view(g, input, "subview", items),)
+
+    jvp = LINEAR
+
+    def reference(x, items):
+        return x[tuple(slice(*i) if isinstance(i, tuple) else i for i in items)]
+
+    def samples(t):
+        yield case(t(4, 5, 6), (1, (0, 4, 2)))
+        yield case(t(4, 5), (None, (1, 3, 1), -1))
+        yield case(t(4, 5), (4,), raises=(IndexError, "out of bounds"))

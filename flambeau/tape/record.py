@@ -14,6 +14,7 @@ import types
 from typing import Any
 
 from flambeau.tape.grad_mode import mode
+from flambeau.core.dtype import float64
 from flambeau.core.spec import NumberSpec, Spec
 from flambeau.engine import eager
 from flambeau.engine.plan import Plan, make_plan
@@ -21,7 +22,7 @@ from flambeau.ir import tracing
 from flambeau.ir.bind import MODES, stack
 from flambeau.ir.graph import Graph, Value, map_values
 from flambeau.ir.kinds import DERIVED
-from flambeau.ir.op import Op, Refused
+from flambeau.ir.op import REGISTRY, Op, Refused
 
 _sequence = itertools.count()
 _anomaly: list = []  # not empty: ops are taped the long way; the last one's text, if any, says where an op was called (anomaly mode)
@@ -148,8 +149,9 @@ def derived_backward(op: Op, g: Any, args: tuple, mask: tuple[bool, ...]) -> tup
         grads = g if isinstance(g, (tuple, list)) else (g,)
         pairs = [(o, x) for o, x in zip(outs, grads) if o.node is not None or o.needs_grad]
         wanted = [x for x, w in leaves if w]
+        followed = saved and any(hasattr(x, "spec") and x.needs_grad for x in grads)  # somebody differentiates through the cotangents
         mode.enabled = saved
-        found = iter(run_backward([o for o, _ in pairs], [x for _, x in pairs], wanted, create_graph=False))
+        found = iter(run_backward([o for o, _ in pairs], [x for _, x in pairs], wanted, create_graph=followed))
         flat = iter([next(found) if w else None for _, w in leaves])
     finally:
         mode.enabled = saved
@@ -367,7 +369,8 @@ def interpret(graph: Graph, values: list) -> list:
     for v in graph.inputs[len(values):]:
         env[v] = v.constant
     for node in graph.nodes:
-        out = node.op(*call_arguments(node, env)[0], **call_arguments(node, env)[1])
+        positional, keywords = call_arguments(node, env)
+        out = node.op(*positional, **keywords)
         for v, x in zip(node.outputs, out if isinstance(out, (tuple, list)) else (out,)):
             env[v] = x
     return [env[v] for v in graph.outputs]
@@ -375,7 +378,9 @@ def interpret(graph: Graph, values: list) -> list:
 
 def call_arguments(node, env: dict) -> tuple[list, dict]:
     """A node's arguments as a Python call takes them."""
-    args = map_values(lambda v: env[v], node.args)
+    args = tuple(
+        REGISTRY["full"]((), a, dtype=float64) if p.role == "Tensor" and isinstance(a, (int, float)) else a  # a number given at run time
+        for p, a in zip(node.op.params, map_values(lambda v: env[v], node.args)))
     positional = [a for p, a in zip(node.op.params, args) if not p.keyword_only]
     return positional, {p.name: a for p, a in zip(node.op.params, args) if p.keyword_only}
 

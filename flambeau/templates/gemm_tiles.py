@@ -40,7 +40,7 @@ PACKED_PANELS = 4  # of B in a unit of packing: pieces of rows long enough to be
 
 FIELDS = (
     "units", "grain", "m", "n", "k", "a_row", "a_step", "b_step", "b_column", "c_row", "c_column", "bias_row", "bias_column",
-    "block_m", "block_n", "block_k", "tiles_m", "tiles_n", "scratch_stride", "flags",
+    "block_m", "block_n", "block_k", "tiles_m", "tiles_n", "scratch_stride", "packed_rows", "flags",
 )  # fmt: skip
 BATCH = len(FIELDS)  # then `batch_words`
 
@@ -55,7 +55,7 @@ class TileKernel:
     dtype: str
     out: str  # dtype of the result and of what is added to it
     a_mode: str  # "row": unit stride along depth, used as it lies; "column": along m, likewise; "width" "depth" "any": packed
-    b_mode: str  # "plain": unit stride along n, used as it lies; "panels": packed before, by `build_pack`
+    b_mode: str  # "plain": unit stride along n, used as it lies; "panels": packed before, by `build_pack`; else packed like A
     staged: bool  # sums in scratch until the depth is done: for narrow types and for strided results
     heights: tuple[int, ...]  # rows of the register tiles, falling; panels of A have the first
     vectors: int  # columns of the register tile in vectors; panels of B have that width
@@ -65,6 +65,10 @@ class TileKernel:
     @property
     def packs_a(self) -> bool:
         return self.a_mode in ("width", "depth", "any")
+
+    @property
+    def packs_b(self) -> bool:
+        return self.b_mode in ("width", "depth", "any")
 
 
 class Tiles:
@@ -293,12 +297,14 @@ def build_tiles(target: Target, *parameters) -> Module:
     lanes, height, width = t.lanes, t.height, t.width
     if kind.packs_a:
         pack_a = pack_function(t.module, "pack_a", t.memory, t.compute, height, lanes, kind.a_mode)
+    if kind.packs_b:
+        pack_b = pack_function(t.module, "pack_b", t.memory, t.compute, width, lanes, kind.b_mode)
     k = t.module.function("kernel", ABI)
     slots, begin, end, tid = k.args
     slot = {name: k.load(slots, ptr, i) for i, name in enumerate(("a", "b", "bias", "out", "scratch", "block"))}
     p = {name: k.load(slot["block"], i64, i) for i, name in enumerate(FIELDS)}
     scratch = k.offset(slot["scratch"], tid * p["scratch_stride"])
-    b_type = t.memory if kind.b_mode == "plain" else t.compute
+    b_type = t.compute if kind.b_mode == "panels" else t.memory
     padded_n = (p["n"] + (width - 1)) // width * width
 
     with k.range(begin, end) as unit:
@@ -309,7 +315,7 @@ def build_tiles(target: Target, *parameters) -> Module:
         rows = k.minimum(p["m"] - row0, p["block_m"])
         columns = k.minimum(p["n"] - column0, p["block_n"])
         a_unit = k.offset(slot["a"], a_at + row0 * p["a_row"], t.memory)
-        b_unit = k.offset(slot["b"], b_at + column0 if kind.b_mode == "plain" else b_at, b_type)
+        b_unit = k.offset(slot["b"], b_at if kind.b_mode == "panels" else b_at + column0 * p["b_column"], b_type)
         out_unit = k.offset(slot["out"], c_at + row0 * p["c_row"] + column0 * p["c_column"], t.out)
         bias_unit = k.offset(slot["bias"], row0 * p["bias_row"] + column0 * p["bias_column"], t.out)
         if kind.staged:
@@ -327,7 +333,11 @@ def build_tiles(target: Target, *parameters) -> Module:
             a_block = k.offset(a_unit, at * p["a_step"], t.memory)
             if kind.packs_a:
                 k.call(pack_a, a_block, p["a_row"], p["a_step"], rows, depth, packed_a, stored_depth * height)
-            b_block = k.offset(b_unit, at * p["b_step"] if kind.b_mode == "plain" else at * padded_n + column0 * stored_depth, b_type)
+            panels_at = at * padded_n + column0 * stored_depth
+            b_block = k.offset(b_unit, panels_at if kind.b_mode == "panels" else at * p["b_step"], b_type)
+            packed_b = packed_a
+            if kind.packs_a:
+                packed_b = k.offset(packed_a, p["packed_rows"] * stored_depth, t.compute)
             first = at.eq(0)
             if kind.staged:
                 flags = k.select(first, k.const(i64, 0), k.const(i64, ADD_OUT))
@@ -335,7 +345,10 @@ def build_tiles(target: Target, *parameters) -> Module:
                 flags = k.select(first, p["flags"], k.const(i64, ADD_OUT))
 
             def column_of_tiles(j: Value, tail: bool) -> None:
-                b_panel = k.offset(b_block, j if kind.b_mode == "plain" else j * stored_depth, b_type)
+                if kind.packs_b:
+                    b_panel = k.offset(packed_b, (j - group0.get()) * stored_depth, t.compute)
+                else:
+                    b_panel = k.offset(b_block, j if kind.b_mode == "plain" else j * stored_depth, b_type)
                 c_panel = k.offset(c_unit, j, c_type)
                 bias_panel = k.offset(bias_unit, j * p["bias_column"], t.out)
 
@@ -363,10 +376,23 @@ def build_tiles(target: Target, *parameters) -> Module:
             tail_width = kind.tail_vectors * lanes
             # A panel is stored whole, so only what fits a tail is left to it; plain columns past the edge may not be read.
             whole = columns // width * width if kind.b_mode == "plain" else (columns + (width - tail_width - 1)) // width * width
-            with k.range(0, whole, width) as j:
-                column_of_tiles(j, False)
-            with k.range(whole, columns, tail_width) as j:
-                column_of_tiles(j, True)
+            group0 = k.var(i64, 0)
+
+            def panels(start_column: Value | int, end_column: Value) -> None:
+                with k.range(start_column, k.minimum(whole, end_column), width) as j:
+                    column_of_tiles(j, False)
+                with k.range(k.maximum(whole, start_column), end_column, tail_width) as j:
+                    column_of_tiles(j, True)
+
+            if kind.packs_b:
+                with k.range(0, columns, width * PACKED_PANELS) as j:
+                    group0.set(j)
+                    group = k.minimum(columns - j, width * PACKED_PANELS)
+                    source = k.offset(b_block, j * p["b_column"], t.memory)
+                    k.call(pack_b, source, p["b_column"], p["b_step"], group, depth, packed_b, stored_depth * width)
+                    panels(j, j + group)
+            else:
+                panels(0, columns)
             following = at + depth
             start.set(following)
             more.set((following < p["k"]).to(i64))
@@ -419,45 +445,50 @@ def register_tile(target: Target) -> tuple[tuple[int, ...], int]:
     return (6, 4, 2, 1), 2  # 16 registers: 12 sums
 
 
-def lower_tiles(p: Problem, target: Target, threads: int, *, plain_a: bool = False) -> Lowered:
-    """The general product: B packed once for all threads, A packed by each unit, register tiles over both.
+def lower_tiles(p: Problem, target: Target, threads: int, *, plain_a: bool = False, shared_b: bool = False) -> Lowered:
+    """The general product: operands packed block by block, register tiles over them.
 
-    With `plain_a`, A is read where it lies, which wants a unit stride either way and no power of two for the other.
+    With `plain_a`, A is read where it lies, which wants a unit stride either way and no power of two for the other. With
+    `shared_b`, B is packed once for all units, else by each unit again.
     """
     memory, compute = ELEMENTS[p.dtype]
     heights, vectors = register_tile(target)
     height, lanes = heights[0], target.lanes(compute)
     width = vectors * lanes
     staged = ELEMENTS[p.out_dtype][0] is not compute or p.out[1] != 1 or (p.bias is not None and p.bias[0] != 0)
+    shared_b = shared_b and p.k > 0
     block_k = max(1, blocks_of(p.k, max(64, 1536 // compute.size), DEPTH_ALIGN))
-    grid = Grid(height, width, MOST_PANELS * height, 4096, 0 if plain_a else 24, 12)
+    grid = Grid(height, width, MOST_PANELS * height, 4096, 0 if plain_a else 24, 12 if shared_b else 60)
     block_m, block_n = unit_blocks(p, grid, threads)
     tiles_m, tiles_n = -(-p.m // block_m), -(-p.n // block_n)
-    a_mode = order_of(*p.a)
+    a_mode, b_order = order_of(*p.a), order_of(p.b[1], p.b[0])
     if plain_a:
         a_mode = {"depth": "row", "width": "column"}[a_mode]
-    kind = TileKernel(p.dtype, p.out_dtype, a_mode, "panels", staged, heights, vectors, 1, 0)
+    kind = TileKernel(p.dtype, p.out_dtype, a_mode, "panels" if shared_b else b_order, staged, heights, vectors, 1, 0)
 
-    scratch_stride = (round_up(block_m, height) + height + lanes) * round_up(min(block_k, p.k), DEPTH_ALIGN) * compute.size
+    packed_rows = 0 if plain_a else round_up(block_m, height) + height
+    packed_lines = packed_rows + (0 if shared_b else PACKED_PANELS * width) + lanes
+    scratch_stride = packed_lines * round_up(min(block_k, p.k), DEPTH_ALIGN) * compute.size
     if staged:
         scratch_stride += round_up(block_m, height) * round_up(block_n, width) * compute.size
     scratch_stride = round_up(scratch_stride + 64, 4096) + 128  # threads' blocks in different L1 sets
     matrix = round_up(p.k, DEPTH_ALIGN) * round_up(p.n, width)
     matrices, packing, reading = packed_batch(p, matrix)
-    packs = matrices * -(-p.n // (width * PACKED_PANELS)) * -(-p.k // block_k)
 
     fields = (p.m, p.n, p.k, *p.a, *p.b, *p.out, *(p.bias or (0, 0)), block_m, block_n, block_k, tiles_m, tiles_n, scratch_stride,
-              p.flags)  # fmt: skip
+              packed_rows, p.flags)  # fmt: skip
     grain = 0 if p.work < SERIAL_WORK else 1
-    out = p.inputs
-    launches = []
-    if packs:
-        kind_b = (p.dtype, order_of(p.b[1], p.b[0]), vectors)
-        launches.append(launch("gemm_pack", kind_b, build_pack, (1, out + 1), packs, grain, (*fields, *packing)))
+    out, b, scratch = p.inputs, 1, p.inputs + 1
+    launches, sizes = [], [scratch_stride * threads]
+    if shared_b:
+        packs = matrices * -(-p.n // (width * PACKED_PANELS)) * -(-p.k // block_k)
+        b, scratch, sizes = out + 1, out + 2, [matrices * matrix * compute.size, *sizes]
+        launches.append(launch("gemm_pack", (p.dtype, b_order, vectors), build_pack, (1, b), packs, grain, (*fields, *packing)))
     units = p.matrices * tiles_m * tiles_n
-    slots = (0, out + 1, 2, out, out + 2)  # out stands for a bias that there is not
-    launches.append(launch("gemm_tiles", astuple(kind), build_tiles, slots, units, grain, (*fields, *reading)))
-    return Lowered(tuple(launches), (max(64, matrices * matrix * compute.size), scratch_stride * threads))
+    slots = (0, b, 2, out, scratch)  # out stands for a bias that there is not
+    words = reading if shared_b else plain_batch(p)
+    launches.append(launch("gemm_tiles", astuple(kind), build_tiles, slots, units, grain, (*fields, *words)))
+    return Lowered(tuple(launches), tuple(sizes))
 
 
 # Register tiles for few rows and 32 vector registers: rows -> (vectors, vectors of what is left over).
@@ -493,7 +524,7 @@ def lower_plain(p: Problem, target: Target, threads: int) -> Lowered:
     height, width = kind.heights[0], kind.vectors * target.lanes(ELEMENTS[p.dtype][1])
     block_m, block_n = unit_blocks(p, Grid(height, width, max(MOST_PANELS * 14, height), 4096, 4, 12), threads)
     tiles_m, tiles_n = -(-p.m // block_m), -(-p.n // block_n)
-    fields = (p.m, p.n, p.k, *p.a, *p.b, *p.out, *(p.bias or (0, 0)), block_m, block_n, max(p.k, 1), tiles_m, tiles_n, 0, p.flags)
+    fields = (p.m, p.n, p.k, *p.a, *p.b, *p.out, *(p.bias or (0, 0)), block_m, block_n, max(p.k, 1), tiles_m, tiles_n, 0, 0, p.flags)
     out = p.inputs
     units = p.matrices * tiles_m * tiles_n
     grain = 0 if p.work < SERIAL_WORK else max(1, units // (16 * threads))

@@ -118,7 +118,7 @@ def test_gradient(name: str) -> None:
         step = 1e-6
 
         def value(sign: float) -> float:
-            moved = [x + flambeau.from_numpy(sign * step * d).to(x.dtype) for x, d in zip(inputs, directions)]
+            moved = [x + flambeau.from_numpy(np.asarray(sign * step * d)).to(x.dtype) for x, d in zip(inputs, directions)]
             every = float_outputs(with_inputs(op, c, moved))
             positions = [j for j, o in enumerate(float_outputs(with_inputs(op, c, leaves))) if o.requires_grad]
             return sum(float((every[j].double().numpy() * k.double().numpy()).sum()) for j, k in zip(positions, cotangents))
@@ -160,7 +160,7 @@ def test_second_derivative(name: str) -> None:
         step = 1e-6
 
         def at(sign: float) -> float:
-            moved = [(x + flambeau.from_numpy(sign * step * d)).requires_grad_() for x, d in zip(inputs, directions)]
+            moved = [(x + flambeau.from_numpy(np.asarray(sign * step * d))).requires_grad_() for x, d in zip(inputs, directions)]
             found = gradient(moved, False)
             return sum(float((found[j].numpy() * w.numpy()).sum()) for (j, _), w in zip(live, weights) if found[j] is not None)
 

@@ -63,6 +63,7 @@ INVERSE_FAR = (
     0.9615544317533864, -0.0409411191164442, 0.0027760885479185373, 0.005123132937783658, -0.0015075885549136142, 0.00013641778126744386,
     -0.0003993861703098341, 0.00024090930500920147,
 )
+ERFCX_SERIES = (1.0, -0.5, 0.75, -1.875, 6.5625, -29.53125, 162.421875, -1055.7421875)  # sqrt(pi) x erfcx(x) in 1 / x^2, DLMF 7.12.1
 INVERSE_CENTRE = float.fromhex("0x1.ef702270c32f6p-3")
 INVERSE_SCALE = float.fromhex("0x1.37bcf84e08ce4p+2")
 HALF_ROOT_PI = 0.886226925452758
@@ -137,7 +138,7 @@ def erfcx(k: Function, x: Value) -> Value:
     q, q_low = _scaled_complement(k, at_most(k, a, 27.0))
     inverse = 1.0 / a
     u = inverse * inverse
-    far = inverse * INVERSE_ROOT_PI * polynomial(k, u, (1.0, -0.5, 0.75, -1.875, 6.5625, -29.53125, 162.421875, -1055.7421875))  # DLMF 7.12.1
+    far = inverse * INVERSE_ROOT_PI * polynomial(k, u, ERFCX_SERIES)
     y = k.select(a < 0.5, near, k.select(a < 27.0, q + q_low, far))
     return k.select(x < 0.0, k.fma(growth, 2.0, -y), y)
 

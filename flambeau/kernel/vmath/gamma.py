@@ -117,12 +117,12 @@ def digamma(k: Function, x: Value) -> Value:
     return k.select(x.eq(0.0), copysign(k, k.const(x.type, INFINITY), -x), value)
 
 
-def polygamma(k: Function, n: int, x: Value) -> Value:
+def polygamma(k: Function, x: Value, n: int) -> Value:
     """The n-th derivative of digamma."""
     if n == 0:
         return digamma(k, x)
     if x.type.element is f32:
-        return polygamma(k, n, x.to(f64)).to(f32)
+        return polygamma(k, x.to(f64), n).to(f32)
     return zeta(k, k.const(x.type, n + 1.0), x) * ((-1.0) ** (n + 1) * float(math.factorial(n)))
 
 
