@@ -1,0 +1,54 @@
+"""Reductions that have several call forms under one name: `max(x)`, `max(x, dim)`, `max(x, y)`; `var(x, dim, unbiased)`.
+
+Dispatch only; every rule is in the ops they call. Exported by `flambeau`, and hung on Tensor by `install`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flambeau._tensor import Tensor
+from flambeau.ir.op import REGISTRY
+
+__all__ = ["max", "median", "min", "nanmedian"]
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    """The keyword arguments that were given."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _extreme(name: str, whole: str, pair: str, input: Tensor, dim: Any, keepdim: bool, other: Any, out: Any) -> Any:
+    if isinstance(dim, Tensor):
+        dim, other = None, dim
+    if other is not None:
+        return REGISTRY[pair](input, other, **_given(out=out))
+    if dim is not None:
+        return REGISTRY[name](input, dim, keepdim, **_given(out=out))
+    return REGISTRY[whole](input, (), **_given(out=out))
+
+
+def max(input: Tensor, dim: Any = None, keepdim: bool = False, *, other: Any = None, out: Any = None) -> Any:
+    """Largest element; (values, indices) along `dim`; or elementwise maximum with another tensor."""
+    return _extreme("max_dim", "amax", "maximum", input, dim, keepdim, other, out)
+
+
+def min(input: Tensor, dim: Any = None, keepdim: bool = False, *, other: Any = None, out: Any = None) -> Any:
+    """Smallest element; (values, indices) along `dim`; or elementwise minimum with another tensor."""
+    return _extreme("min_dim", "amin", "minimum", input, dim, keepdim, other, out)
+
+
+def median(input: Tensor, dim: int | None = None, keepdim: bool = False, *, out: Any = None) -> Any:
+    """Lower of the middle elements; (values, indices) along `dim`."""
+    return REGISTRY["median_all"](input) if dim is None else REGISTRY["median_dim"](input, dim, keepdim, **_given(out=out))
+
+
+def nanmedian(input: Tensor, dim: int | None = None, keepdim: bool = False, *, out: Any = None) -> Any:
+    """Lower of the middle elements that are not NaN; (values, indices) along `dim`."""
+    return REGISTRY["nanmedian_all"](input) if dim is None else REGISTRY["nanmedian_dim"](input, dim, keepdim, **_given(out=out))
+
+
+def install() -> None:
+    """Hang the methods on Tensor."""
+    for f in (max, min, median, nanmedian):
+        setattr(Tensor, f.__name__, f)
