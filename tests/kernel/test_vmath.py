@@ -251,6 +251,15 @@ def test_ldexp_rounds_once(type_name: str) -> None:
     np.testing.assert_array_equal(evaluate("ldexp", x, n.astype(x.dtype)), expected)
 
 
+@pytest.mark.parametrize("type_name", TYPES)
+def test_round_decimals(type_name: str) -> None:
+    x = np.array([0.125, 2.5, -2.5, 1234.5678, -0.05, 15, 25, np.inf, np.nan] * 8, DTYPES[type_name])
+    for decimals in (0, 1, 2, -1, -2):
+        ten = x.dtype.type(10.0 ** abs(decimals))
+        expected = np.rint(x * ten) / ten if decimals >= 0 else np.rint(x / ten) * ten
+        np.testing.assert_array_equal(evaluate("round_decimals", x, constants=(decimals,)), expected)
+
+
 # ---------------------------------------------------------------------- known hard places
 def test_sine_far_out() -> None:
     """Arguments closest to a multiple of pi / 2 (Kahan; Ng's list) and the largest float."""
