@@ -25,10 +25,22 @@ from flambeau.core.dtype import (
     get_default_dtype,
     promote_types,
 )
+from flambeau.core.formats import (
+    channels_last,
+    channels_last_3d,
+    contiguous_format,
+    layout,
+    memory_format,
+    preserve_format,
+    strided,
+)
 from flambeau.core.spec import Size
 from flambeau.engine.eager import set_num_threads
 from flambeau.factories import *  # noqa: F403
+from flambeau.factories import install as _install_factories
 from flambeau.functional_forms import *  # noqa: F403
+from flambeau.indexing import *  # noqa: F403
+from flambeau.indexing import install as _install_indexing
 from flambeau.interop.arrays import from_numpy
 from flambeau.namespace import names_of
 from flambeau.func import vmap
@@ -39,10 +51,16 @@ from flambeau.random import install as _install_random
 from flambeau.reduction_forms import *  # noqa: F403
 from flambeau.reduction_forms import install as _install_reductions
 from flambeau.runtime.launch import get_num_threads
+from flambeau.shape_forms import *  # noqa: F403
+from flambeau.shape_forms import common_shape as broadcast_shapes
+from flambeau.shape_forms import install as _install_shapes
 from flambeau.tensor_methods import install as _install_hand_written
 
 globals().update(BY_NAME)
 globals().update(ALIASES)
+_install_factories()
+_install_shapes()
+_install_indexing()
 _install_hand_written()
 _install_reductions()
 _install_pointwise()

@@ -41,33 +41,6 @@ def numpy(self: Tensor, *, force: bool = False) -> Any:
     return to_numpy(self, force=force)
 
 
-def expand(self: Tensor, *sizes: Any) -> Tensor:
-    """A view with size-1 dims repeated."""
-    return REGISTRY["expand"](self, _sizes(sizes))
-
-
-def view(self: Tensor, *sizes: Any) -> Tensor:
-    """The same memory in another shape."""
-    return REGISTRY["view"](self, _sizes(sizes))
-
-
-def reshape(self: Tensor, *sizes: Any) -> Tensor:
-    """The elements in another shape."""
-    return REGISTRY["reshape"](self, _sizes(sizes))
-
-
-def as_strided(self: Tensor, size: Any, stride: Any, storage_offset: int | None = None) -> Tensor:
-    """A view of the storage with given strides, from `storage_offset` elements after its start."""
-    extra = 0 if storage_offset is None else storage_offset - self.storage_offset()
-    return REGISTRY["as_strided"](self, tuple(size), tuple(stride), extra)
-
-
-def _sizes(sizes: tuple) -> tuple[int, ...]:
-    if len(sizes) == 1 and isinstance(sizes[0], (tuple, list)):
-        sizes = sizes[0]
-    return tuple(int(n) for n in sizes)
-
-
 def _converter(d: dtype):
     def convert(self: Tensor) -> Tensor:
         return to(self, d)
@@ -77,7 +50,7 @@ def _converter(d: dtype):
 
 def install() -> None:
     """Hang the methods on Tensor."""
-    for f in (to, cpu, numpy, expand, view, reshape, as_strided):
+    for f in (to, cpu, numpy):
         setattr(Tensor, f.__name__, f)
     for name, d in {**BY_NAME, **ALIASES}.items():
         if name in ("half", "float", "double", "short", "int", "long", "cfloat", "cdouble", "bool", "bfloat16"):
