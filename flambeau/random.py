@@ -27,8 +27,26 @@ from flambeau.factories import empty
 from flambeau.ir.op import REGISTRY
 
 __all__ = [
-    "Generator", "bernoulli", "binomial", "default_generator", "fork_rng", "get_rng_state", "initial_seed", "manual_seed", "multinomial", "normal",
-    "poisson", "rand", "rand_like", "randint", "randint_like", "randn", "randn_like", "randperm", "seed", "set_rng_state",
+    "Generator",
+    "bernoulli",
+    "binomial",
+    "default_generator",
+    "fork_rng",
+    "get_rng_state",
+    "initial_seed",
+    "manual_seed",
+    "multinomial",
+    "normal",
+    "poisson",
+    "rand",
+    "rand_like",
+    "randint",
+    "randint_like",
+    "randn",
+    "randn_like",
+    "randperm",
+    "seed",
+    "set_rng_state",
 ]
 MANY_BITS = 1 << 64
 
@@ -77,7 +95,9 @@ class Generator:
     def set_state(self, state: Tensor) -> Generator:
         """Raises: TypeError, RuntimeError for anything but a state of `get_state`."""
         if not isinstance(state, Tensor) or state.dtype is not uint8:
-            raise TypeError(message("set_state", "expected a uint8 tensor from get_state()", getattr(state, "dtype", type(state).__name__).__str__()))
+            raise TypeError(
+                message("set_state", "expected a uint8 tensor from get_state()", getattr(state, "dtype", type(state).__name__).__str__())
+            )
         if state.numel() != 16:
             raise RuntimeError(message("set_state", "a state has 16 bytes", f"{state.numel()}"))
         raw = bytes(state.tolist())
@@ -185,22 +205,53 @@ def _float_type(name: str, wanted: DType | None) -> DType:
     return d
 
 
-def rand(*sizes: Any, size: Any = None, generator: Generator | None = None, out: Tensor | None = None, dtype: DType | None = None, layout: Any = None,
-         device: Any = None, requires_grad: bool = False, pin_memory: bool = False, names: Any = None) -> Tensor:
+def rand(
+    *sizes: Any,
+    size: Any = None,
+    generator: Generator | None = None,
+    out: Tensor | None = None,
+    dtype: DType | None = None,
+    layout: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+    pin_memory: bool = False,
+    names: Any = None,
+) -> Tensor:
     """Uniform numbers in [0, 1)."""
     made = REGISTRY["random_uniform"](None, _sizes(sizes, size), 0.0, 1.0, *draw(generator), _float_type("rand", dtype), device)
     return _finish(made, out, requires_grad)
 
 
-def randn(*sizes: Any, size: Any = None, generator: Generator | None = None, out: Tensor | None = None, dtype: DType | None = None, layout: Any = None,
-          device: Any = None, requires_grad: bool = False, pin_memory: bool = False, names: Any = None) -> Tensor:
+def randn(
+    *sizes: Any,
+    size: Any = None,
+    generator: Generator | None = None,
+    out: Tensor | None = None,
+    dtype: DType | None = None,
+    layout: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+    pin_memory: bool = False,
+    names: Any = None,
+) -> Tensor:
     """Normal numbers of mean 0 and variance 1."""
     made = REGISTRY["random_normal"](None, _sizes(sizes, size), 0.0, 1.0, *draw(generator), _float_type("randn", dtype), device)
     return _finish(made, out, requires_grad)
 
 
-def randint(low: int, high: Any = None, size: Any = None, *, generator: Generator | None = None, out: Tensor | None = None,
-            dtype: DType | None = None, layout: Any = None, device: Any = None, requires_grad: bool = False, pin_memory: bool = False) -> Tensor:
+def randint(
+    low: int,
+    high: Any = None,
+    size: Any = None,
+    *,
+    generator: Generator | None = None,
+    out: Tensor | None = None,
+    dtype: DType | None = None,
+    layout: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+    pin_memory: bool = False,
+) -> Tensor:
     """Integers in [low, high); low is 0 if one bound is given."""
     if size is None and isinstance(high, (tuple, list)):
         high, size = None, high
@@ -212,36 +263,86 @@ def randint(low: int, high: Any = None, size: Any = None, *, generator: Generato
     return _finish(made, out, requires_grad)
 
 
-def _integers(name: str, target: Tensor | None, size: tuple, low: int, high: int, generator: Generator | None, d: DType, device: Any) -> Tensor:
+def _integers(
+    name: str, target: Tensor | None, size: tuple, low: int, high: int, generator: Generator | None, d: DType, device: Any
+) -> Tensor:
     if low >= high:
-        raise RuntimeError(message(name, "low must be smaller than high (random_ expects 'from' to be less than 'to')", {"low": low, "high": high}))
+        raise RuntimeError(
+            message(name, "low must be smaller than high (random_ expects 'from' to be less than 'to')", {"low": low, "high": high})
+        )
     span = high - low
     kind = "narrow" if span < 1 << 32 else "wide" if span < 1 << 64 else "all"
     args = (target, size, _signed(low), _signed(span), *draw(generator), kind, d, device)
     return REGISTRY["random_integers"](*args) if target is None else in_place.run(REGISTRY["random_integers"], args)
 
 
-def rand_like(input: Tensor, *, generator: Generator | None = None, dtype: DType | None = None, layout: Any = None, device: Any = None,
-              requires_grad: bool = False, memory_format: Any = None) -> Tensor:
+def rand_like(
+    input: Tensor,
+    *,
+    generator: Generator | None = None,
+    dtype: DType | None = None,
+    layout: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+    memory_format: Any = None,
+) -> Tensor:
     """Uniform numbers in [0, 1) in the shape of `input`."""
-    return rand(tuple(input.shape), generator=generator, dtype=dtype or input.dtype, device=device or input.device, requires_grad=requires_grad)
+    return rand(
+        tuple(input.shape), generator=generator, dtype=dtype or input.dtype, device=device or input.device, requires_grad=requires_grad
+    )
 
 
-def randn_like(input: Tensor, *, generator: Generator | None = None, dtype: DType | None = None, layout: Any = None, device: Any = None,
-               requires_grad: bool = False, memory_format: Any = None) -> Tensor:
+def randn_like(
+    input: Tensor,
+    *,
+    generator: Generator | None = None,
+    dtype: DType | None = None,
+    layout: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+    memory_format: Any = None,
+) -> Tensor:
     """Standard normal numbers in the shape of `input`."""
-    return randn(tuple(input.shape), generator=generator, dtype=dtype or input.dtype, device=device or input.device, requires_grad=requires_grad)
+    return randn(
+        tuple(input.shape), generator=generator, dtype=dtype or input.dtype, device=device or input.device, requires_grad=requires_grad
+    )
 
 
-def randint_like(input: Tensor, low: int, high: int | None = None, *, generator: Generator | None = None, dtype: DType | None = None,
-                 layout: Any = None, device: Any = None, requires_grad: bool = False, memory_format: Any = None) -> Tensor:
+def randint_like(
+    input: Tensor,
+    low: int,
+    high: int | None = None,
+    *,
+    generator: Generator | None = None,
+    dtype: DType | None = None,
+    layout: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+    memory_format: Any = None,
+) -> Tensor:
     """Integers in [low, high) in the shape and dtype of `input`."""
-    return randint(low, high, tuple(input.shape), generator=generator, dtype=dtype or input.dtype, device=device or input.device,
-                   requires_grad=requires_grad)
+    return randint(
+        low,
+        high,
+        tuple(input.shape),
+        generator=generator,
+        dtype=dtype or input.dtype,
+        device=device or input.device,
+        requires_grad=requires_grad,
+    )
 
 
-def randperm(n: int, *, generator: Generator | None = None, out: Tensor | None = None, dtype: DType = int64, layout: Any = None,
-             device: Any = None, requires_grad: bool = False, pin_memory: bool = False) -> Tensor:
+def randperm(
+    n: int,
+    *,
+    generator: Generator | None = None,
+    out: Tensor | None = None,
+    dtype: DType = int64,
+    layout: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+    pin_memory: bool = False,
+) -> Tensor:
     """A random permutation of 0 … n - 1: the order of n random 63-bit keys.
 
     Raises: RuntimeError for a negative n.
@@ -252,14 +353,28 @@ def randperm(n: int, *, generator: Generator | None = None, out: Tensor | None =
     return _finish(REGISTRY["argsort"](keys).to(dtype), out, requires_grad)
 
 
-def normal(mean: Any, std: Any = 1.0, size: Any = None, *, generator: Generator | None = None, out: Tensor | None = None,
-           dtype: DType | None = None, layout: Any = None, device: Any = None, requires_grad: bool = False, pin_memory: bool = False) -> Tensor:
+def normal(
+    mean: Any,
+    std: Any = 1.0,
+    size: Any = None,
+    *,
+    generator: Generator | None = None,
+    out: Tensor | None = None,
+    dtype: DType | None = None,
+    layout: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+    pin_memory: bool = False,
+) -> Tensor:
     """Normal numbers; mean and std are numbers (with `size`) or tensors that broadcast."""
     if isinstance(std, (int, float)) and std < 0:
         raise RuntimeError(message("normal", "expects std >= 0.0", {"std": std}))
     if size is not None:
-        return _finish(REGISTRY["random_normal"](None, tuple(size), float(mean), float(std), *draw(generator), _float_type("normal", dtype), device),
-                       out, requires_grad)
+        return _finish(
+            REGISTRY["random_normal"](None, tuple(size), float(mean), float(std), *draw(generator), _float_type("normal", dtype), device),
+            out,
+            requires_grad,
+        )
     tensors = [x for x in (mean, std) if isinstance(x, Tensor)]
     if not tensors:
         raise TypeError("normal: argument 'size' is missing. Give it, or a tensor for mean or std.")
@@ -288,7 +403,9 @@ def binomial(count: Tensor, prob: Tensor, generator: Generator | None = None) ->
     return REGISTRY["random_binomial"](count.detach(), prob.detach(), *draw(generator))
 
 
-def multinomial(input: Tensor, num_samples: int, replacement: bool = False, *, generator: Generator | None = None, out: Tensor | None = None) -> Tensor:
+def multinomial(
+    input: Tensor, num_samples: int, replacement: bool = False, *, generator: Generator | None = None, out: Tensor | None = None
+) -> Tensor:
     """Indices drawn with the weights in the last dim of `input`.
 
     Shapes: (n) -> (num_samples), (m, n) -> (m, num_samples). Raises: RuntimeError for other shapes, too many samples, bad weights.
@@ -299,14 +416,22 @@ def multinomial(input: Tensor, num_samples: int, replacement: bool = False, *, g
         raise RuntimeError(message("multinomial", "only supports floating-point dtypes for input", input.dtype.name))
     n = input.shape[-1]
     if num_samples <= 0 or (not replacement and num_samples > n):
-        raise RuntimeError(message("multinomial", "num_samples must be positive, and without replacement at most the number of categories "
-                                   "(cannot sample n_sample > prob_dist.size(-1) samples without replacement)", {"num_samples": num_samples, "n": n}))
+        raise RuntimeError(
+            message(
+                "multinomial",
+                "num_samples must be positive, and without replacement at most the number of categories "
+                "(cannot sample n_sample > prob_dist.size(-1) samples without replacement)",
+                {"num_samples": num_samples, "n": n},
+            )
+        )
     weights = input.detach()
     if not bool(((weights >= 0) & (weights < float("inf"))).all()):
         raise RuntimeError("multinomial: probability tensor contains either `inf`, `nan` or element < 0. Clamp it, or check what made it.")
     total = weights.sum(-1, True)
     if bool((total <= 0).any()):
-        raise RuntimeError("multinomial: invalid multinomial distribution (sum of probabilities <= 0). Give some category a positive weight.")
+        raise RuntimeError(
+            "multinomial: invalid multinomial distribution (sum of probabilities <= 0). Give some category a positive weight."
+        )
     if not replacement:
         times = REGISTRY["random_exponential"](None, tuple(input.shape), 1.0, *draw(generator), input.dtype, input.device)
         order = (weights / times).topk(num_samples, -1)[1]
@@ -376,8 +501,18 @@ def log_normal_(self: Tensor, mean: float = 1, std: float = 2, *, generator: Gen
     return _fill("random_log_normal", self, float(mean), float(std), *draw(generator))
 
 
-LARGEST = {"bool": 2, "uint8": 1 << 8, "int8": 1 << 7, "int16": 1 << 15, "int32": 1 << 31, "int64": 1 << 63, "float16": (1 << 11) + 1,
-           "bfloat16": (1 << 8) + 1, "float32": (1 << 24) + 1, "float64": (1 << 53) + 1}
+LARGEST = {
+    "bool": 2,
+    "uint8": 1 << 8,
+    "int8": 1 << 7,
+    "int16": 1 << 15,
+    "int32": 1 << 31,
+    "int64": 1 << 63,
+    "float16": (1 << 11) + 1,
+    "bfloat16": (1 << 8) + 1,
+    "float32": (1 << 24) + 1,
+    "float64": (1 << 53) + 1,
+}
 
 
 def random_(self: Tensor, a: int | None = None, b: int | None = None, *, generator: Generator | None = None, **bounds: int) -> Tensor:

@@ -1,4 +1,4 @@
 """Automatic differentiation: `grad`, `backward`, grad modes, `Function`, `gradcheck`."""
 
-from flambeau.autograd.api import backward, grad  # noqa: F401
-from flambeau.tape.grad_mode import enable_grad, inference_mode, no_grad, set_grad_enabled  # noqa: F401
+from flambeau.autograd.api import backward, grad
+from flambeau.tape.grad_mode import enable_grad, inference_mode, no_grad, set_grad_enabled

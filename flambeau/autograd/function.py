@@ -117,7 +117,9 @@ class Function(metaclass=_Meta):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
         """Gradients of the inputs, one for each argument of apply (None where there is none)."""
-        raise NotImplementedError("You must implement either the backward or vjp method for your custom autograd.Function to use it with backward mode AD.")
+        raise NotImplementedError(
+            "You must implement either the backward or vjp method for your custom autograd.Function to use it with backward mode AD."
+        )
 
     @staticmethod
     def jvp(ctx: Any, *grad_inputs: Any) -> Any:
@@ -165,8 +167,10 @@ def _taped(cls: type, ctx: Any, args: tuple, output: Any) -> Any:
     taped = custom.attach(ctx, args, outs, run, cls.__name__ + "Backward", no_gradient)
     if taped:
         positions = {id(t): j for j, t in enumerate(originals)}
-        ctx.saved = tuple(Saved(t, positions.get(id(t)) if id(t) not in inputs or id(t) in dirty else None) if t is not None else None
-                          for t in ctx.to_save)
+        ctx.saved = tuple(
+            Saved(t, positions.get(id(t)) if id(t) not in inputs or id(t) in dirty else None) if t is not None else None
+            for t in ctx.to_save
+        )
         ctx.to_save = None
     for t, fresh in zip(originals, outs):
         if id(t) in dirty:
@@ -201,16 +205,20 @@ def _run_backward(cls: type, ctx: Any, grads: list, specs: list, out_specs: list
         given[at] = g
     found = cls.backward(ctx, *given) if cls.backward is not Function.backward else _vjp_of(cls)(ctx, *given)
     found = list(found) if isinstance(found, (tuple, list)) else [found]
-    if len(found) > len(specs) and all(g is None for g in found[len(specs):]):
-        found = found[:len(specs)]
+    if len(found) > len(specs) and all(g is None for g in found[len(specs) :]):
+        found = found[: len(specs)]
     if len(found) != len(specs):
-        raise RuntimeError(f"function {cls.__name__}Backward returned an incorrect number of gradients (expected {len(specs)}, got {len(found)})")
+        raise RuntimeError(
+            f"function {cls.__name__}Backward returned an incorrect number of gradients (expected {len(specs)}, got {len(found)})"
+        )
     for i, (g, spec) in enumerate(zip(found, specs)):
         if g is not None and not isinstance(g, Tensor):
             raise TypeError(f"{cls.__name__}.backward: expected a Tensor or None as gradient {i}, got {type(g).__name__}.")
         if g is not None and spec is None:
-            raise RuntimeError(f"function {cls.__name__}Backward returned a gradient different from None at position {i + 1}, but the corresponding forward "
-                               f"input was not a Variable")
+            raise RuntimeError(
+                f"function {cls.__name__}Backward returned a gradient different from None at position {i + 1}, but the corresponding forward "
+                f"input was not a Variable"
+            )
     return custom.fitted(cls.__name__ + "Backward", found, specs)
 
 

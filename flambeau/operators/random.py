@@ -111,9 +111,16 @@ def reference_normal(size, seed, offset, dtype):
 
 def sized_samples(*parameters):
     """Samples of ops whose arguments are (input, size, *parameters, seed, offset, dtype)."""
+
     def samples(t):
-        for size, seed, offset, name in (((5,), 1, 0, "float32"), ((3, 7), -5, 2, "float64"), ((), 3, 1 << 40, "float32"), ((0, 2), 0, 0, "float32")):
+        for size, seed, offset, name in (
+            ((5,), 1, 0, "float32"),
+            ((3, 7), -5, 2, "float64"),
+            ((), 3, 1 << 40, "float32"),
+            ((0, 2), 0, 0, "float32"),
+        ):
             yield case(None, size, *parameters, seed, offset, BY_NAME[name])
+
     return samples
 
 
@@ -240,7 +247,9 @@ class random_integers(Random):
     Narrow spans multiply 64 random bits by the span and keep what is above: the bias is below 2**-32.
     """
 
-    def signature(input: OptionalTensor, size, low: Scalar, span: Scalar, seed: Operand, offset: Operand, span_kind, dtype, device=None): ...
+    def signature(
+        input: OptionalTensor, size, low: Scalar, span: Scalar, seed: Operand, offset: Operand, span_kind, dtype, device=None
+    ): ...
 
     def types(operands, args):
         dtype = args[0].dtype if args[0] is not None else args[-2]

@@ -55,7 +55,8 @@ class Saved:
         if self.unpack is None and self.version is not None and x.storage.version != self.version:
             raise RuntimeError(
                 f"backward: a tensor of shape {list(x.spec.shape)} that {node.name()} saved has been modified by an inplace operation: it is at version "
-                f"{x.storage.version}, version {self.version} was saved. Write to a clone, or move the in-place op after backward.")
+                f"{x.storage.version}, version {self.version} was saved. Write to a clone, or move the in-place op after backward."
+            )
         if self.output is None or not node.has_history(self.output):
             return x
         x = tape.saved_alias(x, history=False)
@@ -77,16 +78,24 @@ class CustomNode(tape.Node):
     def saved_tensors_of(self) -> tuple:
         """What `saved` holds, as tensors. Raises: RuntimeError after it was freed."""
         if self.saved is None:
-            raise RuntimeError(f"backward: {self.name()} was gone through before and its saved tensors are freed. Trying to backward through the graph a "
-                               f"second time: pass retain_graph=True to the first backward.")
+            raise RuntimeError(
+                f"backward: {self.name()} was gone through before and its saved tensors are freed. Trying to backward through the graph a "
+                f"second time: pass retain_graph=True to the first backward."
+            )
         return tuple(s.get(self) if s is not None else None for s in self.saved)
 
     def backward(self, grads: list, create_graph: bool) -> list:
         return self.run(grads)
 
 
-def attach(node: CustomNode, inputs: Sequence[Any], outs: Sequence[Any], run: Callable[[list], list], title: str,
-           no_gradient: frozenset[int] = frozenset()) -> bool:
+def attach(
+    node: CustomNode,
+    inputs: Sequence[Any],
+    outs: Sequence[Any],
+    run: Callable[[list], list],
+    title: str,
+    no_gradient: frozenset[int] = frozenset(),
+) -> bool:
     """Make `node` the history of `outs` if grad mode is on and an input needs it. `inputs` are tensors or anything else (no edge)."""
     edges = tuple(tape.edge_of(x) if hasattr(x, "spec") and x.spec.dtype.is_inexact else None for x in inputs)
     node.differentiable = frozenset()
@@ -113,8 +122,10 @@ def fitted(name: str, grads: Sequence[Any], inputs: Sequence[Any]) -> list:
             continue
         if g.spec.shape != spec.shape:
             if not _expands(spec.shape, g.spec.shape):
-                raise RuntimeError(f"Function {name} returned an invalid gradient at index {i} - got {list(g.spec.shape)} but expected shape compatible "
-                                   f"with {list(spec.shape)}")
+                raise RuntimeError(
+                    f"Function {name} returned an invalid gradient at index {i} - got {list(g.spec.shape)} but expected shape compatible "
+                    f"with {list(spec.shape)}"
+                )
             g = _summed(g, spec.shape)
         if g.spec.dtype is not spec.dtype:
             if g.spec.dtype.is_complex and not spec.dtype.is_complex:

@@ -1,0 +1,5 @@
+"""ChannelShuffle, under the name programs import it by."""
+
+from flambeau.nn.modules.pixelshuffle import ChannelShuffle
+
+__all__ = ["ChannelShuffle"]
