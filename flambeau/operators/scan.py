@@ -460,10 +460,10 @@ class diff(Composite):
         at = canonical_dim("diff", dim, input.spec.ndim)
         if n < 0:
             raise RuntimeError(message("diff", "order must be non-negative", f"n={n}"))
+        if n == 0:
+            return REGISTRY["clone"](input)
         parts = [x for x in (prepend, input, append) if x is not None]
         x = REGISTRY["cat"](tuple(parts), at) if len(parts) > 1 else input
-        if n == 0:
-            return REGISTRY["clone"](x)
         for _ in range(min(n, x.spec.shape[at])):
             low, high = halves(x, at)
             x = REGISTRY["logical_xor"](high, low) if x.spec.dtype is bool_ else REGISTRY["sub"](high, low)
