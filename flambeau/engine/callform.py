@@ -111,6 +111,9 @@ def checked(op: Op, args: tuple) -> tuple:
                 continue
             raise TypeError(message(op.name, f"'{p.name}' must be a tensor or a number", type(a).__name__))
         raise TypeError(message(op.name, f"'{p.name}' must be a tensor", type(a).__name__, "Make one with flambeau.tensor(...)."))
+    if not op.rules.numbers_only and not any(hasattr(values[i], "spec") for i in op.tensor_positions):
+        got = ", ".join(type(values[i]).__name__ for i in op.tensor_positions)
+        raise TypeError(message(op.name, "at least one operand must be a tensor", got, "Make one with flambeau.tensor(...)."))
     return tuple(values)
 
 

@@ -39,6 +39,7 @@ class Declaration:
     methods: Sequence[str] | None = None  # Tensor method names; default: the op's own
     in_place = False  # whether `name_` exists
     takes_out = True  # whether the function takes out=
+    numbers_only = True  # whether all operands may be Python numbers
     no_gradient: Sequence[int] = ()  # outputs that carry no gradient although they are floats
     outputs = 1
     random = False  # whether its values come from the random stream

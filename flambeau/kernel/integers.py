@@ -25,8 +25,8 @@ def quotient(k: Function, x: Value, y: Value | Number) -> Value:
         bad = bad | (x.eq(lowest(x)) & y.eq(-1))
     divisor = k.select(bad, 1, y)
     if x.type.size < 8 and x.type.lanes:
-        wide = f64 if x.type.size == 4 else f32
-        whole = (x.to(wide) / divisor.to(wide)).truncated(x.type.element) if x.type.size == 4 else (x.to(wide) / divisor.to(wide)).to(x.type.element)
+        exact = x.to(f64 if x.type.size == 4 else f32) / divisor.to(f64 if x.type.size == 4 else f32)
+        whole = exact.truncated(x.type.element) if x.type.size == 4 else exact.to(x.type.element)
     else:
         whole = x / divisor
     return k.select(y.eq(0), 0, whole)

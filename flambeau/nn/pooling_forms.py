@@ -1,6 +1,6 @@
 """Pooling functions that return indices if asked, and random pooling: forms over the ops of `operators.pooling`.
 
-    max_pool2d(x, 2, return_indices=True)    # (values, indices)
+max_pool2d(x, 2, return_indices=True)    # (values, indices)
 """
 
 from __future__ import annotations
@@ -23,16 +23,32 @@ __all__ = [
 
 
 def _max_pool(rank: int) -> tuple[Callable, Callable]:
-    def with_indices(input: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False,
-                     return_indices: bool = False) -> tuple[Tensor, Tensor]:
+    def with_indices(
+        input: Tensor,
+        kernel_size: Any,
+        stride: Any = None,
+        padding: Any = 0,
+        dilation: Any = 1,
+        ceil_mode: bool = False,
+        return_indices: bool = False,
+    ) -> tuple[Tensor, Tensor]:
         return REGISTRY["max_pool"](input, rank, kernel_size, stride, padding, dilation, ceil_mode)
 
-    def pool(input: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False,
-             return_indices: bool = False) -> Any:
+    def pool(
+        input: Tensor,
+        kernel_size: Any,
+        stride: Any = None,
+        padding: Any = 0,
+        dilation: Any = 1,
+        ceil_mode: bool = False,
+        return_indices: bool = False,
+    ) -> Any:
         found = with_indices(input, kernel_size, stride, padding, dilation, ceil_mode)
         return found if return_indices else found[0]
 
-    return _named(pool, with_indices, f"max_pool{rank}d", f"Maxima of windows over the last {rank} dims; with `return_indices` also where they are.")
+    return _named(
+        pool, with_indices, f"max_pool{rank}d", f"Maxima of windows over the last {rank} dims; with `return_indices` also where they are."
+    )
 
 
 def _adaptive_max_pool(rank: int) -> tuple[Callable, Callable]:
@@ -49,12 +65,18 @@ def _adaptive_max_pool(rank: int) -> tuple[Callable, Callable]:
 def _fractional_max_pool(rank: int) -> tuple[Callable, Callable]:
     name = f"fractional_max_pool{rank}d"
 
-    def with_indices(input: Tensor, kernel_size: Any, output_size: Any = None, output_ratio: Any = None, return_indices: bool = False,
-                     _random_samples: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def with_indices(
+        input: Tensor,
+        kernel_size: Any,
+        output_size: Any = None,
+        output_ratio: Any = None,
+        return_indices: bool = False,
+        _random_samples: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
         check_input(name, input.spec, rank)
         if (output_size is None) == (output_ratio is None):
             raise ValueError(f"{name}: requires specifying either an output_size or an output_ratio, got {output_size} and {output_ratio}.")
-        limits = input.shape[input.ndim - rank:]
+        limits = input.shape[input.ndim - rank :]
         if output_size is None:
             ratio = output_ratio if isinstance(output_ratio, (tuple, list)) else (output_ratio,) * rank
             if not all(0 < r < 1 for r in ratio):
@@ -69,8 +91,14 @@ def _fractional_max_pool(rank: int) -> tuple[Callable, Callable]:
         values, indices = REGISTRY["fractional_max_pool"](wide, _random_samples, kernel_size, sizes)
         return (values, indices) if wide is input else (values.squeeze(0), indices.squeeze(0))
 
-    def pool(input: Tensor, kernel_size: Any, output_size: Any = None, output_ratio: Any = None, return_indices: bool = False,
-             _random_samples: Tensor | None = None) -> Any:
+    def pool(
+        input: Tensor,
+        kernel_size: Any,
+        output_size: Any = None,
+        output_ratio: Any = None,
+        return_indices: bool = False,
+        _random_samples: Tensor | None = None,
+    ) -> Any:
         found = with_indices(input, kernel_size, output_size, output_ratio, return_indices, _random_samples)
         return found if return_indices else found[0]
 

@@ -33,8 +33,8 @@ def checked_alpha(op, input, other, alpha):
     compute = pointwise_types(op, (input, other, alpha))[0][0]
     kind = alpha.dtype.kind if isinstance(alpha, NumberSpec) else "i" if type(alpha) is int else type(alpha).__name__[0]
     if kind == "f" and compute.is_integral:
-        raise RuntimeError(f"{op.name}: for integral input tensors, argument alpha must not be a floating point number, got dtype {compute.name}. "
-                           f"Convert the tensor, or multiply first.")
+        raise RuntimeError(f"{op.name}: for integral input tensors, argument alpha must not be a floating point number, got dtype "
+                           f"{compute.name}. Convert the tensor, or multiply first.")
     if kind == "b" and compute is not bool_:
         raise RuntimeError(f"{op.name}: boolean alpha only supported for Boolean results, got dtype {compute.name}. Use alpha=1.")
     return result
@@ -56,6 +56,7 @@ class add(Elementwise):
 
     methods = ("add", "__add__", "__radd__")
     meta = checked_alpha
+    numbers_only = True
 
     def signature(input: Operand, other: Operand, *, alpha: Scalar = 1): ...
 
@@ -86,6 +87,7 @@ class sub(Elementwise):
     kinds = "uifc"
     instead = "Subtraction, the `-` operator, with two bool tensors is not supported: use the `^` or `logical_xor()` operator instead."
     meta = checked_alpha
+    numbers_only = True
 
     def signature(input: Operand, other: Operand, *, alpha: Scalar = 1): ...
 
@@ -112,7 +114,7 @@ class rsub(Elementwise):
     instead = sub.rules.instead
     meta = checked_alpha
 
-    def signature(input: Operand, other: Operand, *, alpha: Scalar = 1): ...
+    def signature(input: Tensor, other: Operand, *, alpha: Scalar = 1): ...
 
     def lower(k, x, y, alpha):
         return y - times(x, alpha)
@@ -132,6 +134,7 @@ class mul(Elementwise):
 
     functions = ("mul", "multiply")
     methods = ("mul", "multiply", "__mul__", "__rmul__")
+    numbers_only = True
 
     def signature(input: Operand, other: Operand): ...
 
@@ -154,6 +157,7 @@ class chain_product(Elementwise):
     functions = ()
     methods = ()
     in_place = False
+    numbers_only = True
 
     def signature(g: Operand, derivative: Operand): ...
 
@@ -176,6 +180,7 @@ class true_divide(Elementwise):
 
     promotion = FLOAT
     methods = ("true_divide", "__truediv__")
+    numbers_only = True
 
     def signature(input: Operand, other: Operand): ...
 
@@ -244,15 +249,17 @@ class div(Elementwise):
     functions = ("div", "divide")
     methods = ("div", "divide")
     types = quotient_types
+    numbers_only = True
 
     def signature(input: Operand, other: Operand, *, rounding_mode=None): ...
 
     def meta(op, input, other, rounding_mode):
         if rounding_mode not in (None, "trunc", "floor"):
-            raise RuntimeError(f"div: expected rounding_mode to be one of None, 'trunc', or 'floor' but found {rounding_mode!r}, got "
-                               f"rounding_mode={rounding_mode!r}. Leave it out for the exact quotient.")
+            raise RuntimeError(f"div: expected rounding_mode to be one of None, 'trunc', or 'floor' but found {rounding_mode!r}. "
+                               f"Leave it out for the exact quotient.")
         if rounding_mode is not None and pointwise_types(op, (input, other, rounding_mode))[1].kind in "bc":
-            raise RuntimeError("div: with a rounding_mode the dtype must be integer or floating point, got bool or complex. Convert with .to(dtype).")
+            raise RuntimeError("div: with a rounding_mode the dtype must be integer or floating point, got bool or complex. "
+                               "Convert with .to(dtype).")
         return Elementwise.meta(op, input, other, rounding_mode)
 
     def lower(k, x, y, rounding_mode):
@@ -340,8 +347,8 @@ def checked_value(op, input, tensor1, tensor2, value):
     result = Elementwise.meta(op, input, tensor1, tensor2, value)
     compute = pointwise_types(op, (input, tensor1, tensor2, value))[0][0]
     if compute.is_integral and isinstance(value, NumberSpec) and value.type is float:
-        raise RuntimeError(f"{op.name}: for integral input tensors, argument value must not be a floating point number, got dtype {compute.name}. "
-                           f"Convert the tensors with .to(dtype).")
+        raise RuntimeError(f"{op.name}: for integral input tensors, argument value must not be a floating point number, got dtype "
+                           f"{compute.name}. Convert the tensors with .to(dtype).")
     return result
 
 
@@ -359,7 +366,8 @@ class addcmul(Elementwise):
 
     def vjp(g, out, input, tensor1, tensor2, value):
         scaled_g = scaled(g, conjugate(value))
-        return (sum_to(g, input), *pair_vjp(g, tensor1, tensor2, lambda: mul(scaled_g, conjugate(tensor2)), lambda: mul(scaled_g, conjugate(tensor1))))
+        return (sum_to(g, input), *pair_vjp(
+            g, tensor1, tensor2, lambda: mul(scaled_g, conjugate(tensor2)), lambda: mul(scaled_g, conjugate(tensor1))))
 
     def reference(x, a, b, *, value=1):
         return x + value * a * b
@@ -372,7 +380,7 @@ class addcdiv(Elementwise):
     """`input + value * tensor1 / tensor2`. Raises: RuntimeError for integers."""
 
     kinds = "fc"
-    instead = "Integer division with addcdiv is no longer supported: use input + value * (tensor1 / tensor2), or torch.div with a rounding_mode."
+    instead = "Integer division with addcdiv is no longer supported: use input + value * (tensor1 / tensor2), or div with a rounding_mode."
     meta = checked_value
 
     def signature(input: Tensor, tensor1: Operand, tensor2: Operand, *, value: Scalar = 1): ...

@@ -16,7 +16,7 @@ class Comparison(Elementwise):
     vjp = NOT_DIFFERENTIABLE
     samples = binary_samples
 
-    def signature(input: Operand, other: Operand): ...
+    def signature(input: Tensor, other: Operand): ...
 
 
 class Order(Comparison):
@@ -231,10 +231,11 @@ class isclose(Composed):
 
     def meta(op, input, other, rtol, atol, equal_nan):
         if input.dtype is not other.dtype:
-            raise RuntimeError(f"isclose: {input.dtype.name} did not match {other.dtype.name}: both must have one dtype, got {input.dtype.name} and "
-                               f"{other.dtype.name}. Convert one with .to(dtype).")
+            raise RuntimeError(f"isclose: dtypes must match, got {input.dtype.name} ({input.dtype.name} did not match {other.dtype.name}). "
+                               f"Convert one with .to(dtype).")
         if rtol < 0 or atol < 0:
-            raise RuntimeError(f"isclose: rtol and atol must be greater than or equal to zero, but got rtol={rtol}, atol={atol}. Give positive ones.")
+            raise RuntimeError(f"isclose: rtol and atol must be greater than or equal to zero, but got rtol={rtol}, atol={atol}. "
+                               f"Give positive ones.")
         return Elementwise.meta(op, input, other, rtol, atol, equal_nan)
 
     def body(input, other, rtol, atol, equal_nan):

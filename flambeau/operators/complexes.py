@@ -107,8 +107,8 @@ class imag(View):
 
     def view(s: Spec):
         if not s.dtype.is_complex:
-            raise RuntimeError(f"imag: dtype must be complex (imag is not implemented for tensors with non-complex dtypes), got {s.dtype.name}. "
-                               f"The imaginary part of a real tensor is zeros_like(x).")
+            raise RuntimeError(f"imag: dtype must be complex (imag is not implemented for tensors with non-complex dtypes), got "
+                               f"{s.dtype.name}. Use zeros_like(x).")
         return part_view(s, 1)
 
     def vjp(g, out, input):
@@ -134,8 +134,8 @@ class view_as_real(View):
 
     def view(s: Spec):
         if not s.dtype.is_complex:
-            raise RuntimeError(f"view_as_real: dtype must be complex (view_as_real is only supported for complex tensors), got {s.dtype.name}. "
-                               f"Use x.to(complex64) first.")
+            raise RuntimeError(f"view_as_real: dtype must be complex (view_as_real is only supported for complex tensors), got "
+                               f"{s.dtype.name}. Use x.to(complex64) first.")
         return (*s.shape, 2), (*[2 * n for n in s.strides], 1), 0
 
     def vjp(g, out, input):
@@ -164,15 +164,17 @@ class view_as_complex(View):
 
     def view(s: Spec):
         if s.dtype not in (float32, float64):
-            raise RuntimeError(f"view_as_complex: dtype must be float32 or float64 (view_as_complex is only supported for floating point tensors), "
-                               f"got {s.dtype.name}. Convert with .to(float32).")
+            raise RuntimeError(f"view_as_complex: dtype must be float32 or float64 (view_as_complex is only supported for floating point "
+                               f"tensors), got {s.dtype.name}. Convert with .to(float32).")
         if not s.ndim or s.shape[-1] != 2:
-            raise RuntimeError(f"view_as_complex: tensor must have a last dimension of size 2, got shape {list(s.shape)}. Stack the parts with stack(…, -1).")
+            raise RuntimeError(f"view_as_complex: tensor must have a last dimension of size 2, got shape {list(s.shape)}. "
+                               f"Stack the parts along dim -1.")
         if s.strides[-1] != 1:
-            raise RuntimeError(f"view_as_complex: tensor must have a last dimension with stride 1, got {list(s.strides)}. Call .contiguous() first.")
-        if any(n % 2 for n, size in zip(s.strides[:-1], s.shape) if size != 1):
-            raise RuntimeError(f"view_as_complex: tensor must have a stride divisible by 2 for all but last dimension, got {list(s.strides)}. "
+            raise RuntimeError(f"view_as_complex: tensor must have a last dimension with stride 1, got {list(s.strides)}. "
                                f"Call .contiguous() first.")
+        if any(n % 2 for n, size in zip(s.strides[:-1], s.shape) if size != 1):
+            raise RuntimeError(f"view_as_complex: tensor must have a stride divisible by 2 for all but last dimension, got "
+                               f"{list(s.strides)}. Call .contiguous() first.")
         return s.shape[:-1], [n // 2 for n in s.strides[:-1]], 0
 
     def vjp(g, out, input):
@@ -197,11 +199,11 @@ def parts_types(operands, args):
 def checked_parts(op, a, b):
     """Raises: RuntimeError unless both operands are float32 or float64, the same."""
     if a.dtype is not b.dtype:
-        raise RuntimeError(f"{op.name}: both operands must have one dtype (expected object of scalar type {a.dtype.name} but got scalar type "
-                           f"{b.dtype.name} for second argument). Convert one with .to(dtype).")
+        raise RuntimeError(f"{op.name}: expected object of scalar type {a.dtype.name} but got scalar type {b.dtype.name} for second argument. "
+                           f"Convert one with .to(dtype).")
     if a.dtype not in (float32, float64):
-        raise RuntimeError(f"{op.name}: expected both inputs to be Half, Float or Double tensors but got {a.dtype.name} and {b.dtype.name}, that is, they must "
-                           f"be float32 or float64, got {a.dtype.name}. Convert with .to(float32).")
+        raise RuntimeError(f"{op.name}: expected both inputs to be Float or Double tensors but got {a.dtype.name} and {b.dtype.name}. "
+                           f"Convert with .to(float32).")
     return Pointwise.meta(op, a, b)
 
 
@@ -253,7 +255,8 @@ class polar(Pointwise):
 
     def vjp(g, out, abs, angle):
         ops = REGISTRY
-        return pair_vjp(g, abs, angle, lambda: ops["mul"](g, conjugate(ops["sgn"](out))), lambda: ops["mul"](g, conjugate(ops["mul"](out, 1j))))
+        turned = ops["mul"](out, 1j)
+        return pair_vjp(g, abs, angle, lambda: ops["mul"](g, conjugate(sgn(out))), lambda: ops["mul"](g, conjugate(turned)))
 
     def reference(size, phase):
         return size * np.exp(1j * phase)

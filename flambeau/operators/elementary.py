@@ -277,7 +277,7 @@ class atan2(Elementwise):
     kinds = "buif"
     samples = binary_samples
 
-    def signature(input: Operand, other: Operand): ...
+    def signature(input: Tensor, other: Tensor): ...
 
     def lower(k, y, x):
         return vmath.atan2(k, y, x)
@@ -456,7 +456,7 @@ class LogAdd(Elementwise):
     in_place = False
     samples = binary_samples
 
-    def signature(input: Operand, other: Operand): ...
+    def signature(input: Tensor, other: Tensor): ...
 
 
 def add_in_logs(k, x, y, power, logarithm):
@@ -544,7 +544,8 @@ class xlog1py(TimesLog):
 
     def vjp(g, out, input, other):
         zero = REGISTRY["logical_and"](REGISTRY["eq"](input, 0), REGISTRY["le"](other, -1))
-        return pair_vjp(g, input, other, lambda: where(zero, 0, chain(g, log1p(other))), lambda: chain(g, true_divide(input, add(other, 1))))
+        return pair_vjp(g, input, other, lambda: where(zero, 0, chain(g, log1p(other))),
+                        lambda: chain(g, true_divide(input, add(other, 1))))
 
     def reference(x, y):
         return np.where(np.asarray(x) == 0, 0.0, x * np.log1p(np.where(np.asarray(x) == 0, 1.0, y)))

@@ -21,7 +21,7 @@ class Logical(Pointwise):
     vjp = NOT_DIFFERENTIABLE
     samples = binary_samples
 
-    def signature(input: Operand, other: Operand): ...
+    def signature(input: Tensor, other: Tensor): ...
 
 
 @declare

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flambeau.base.lazy import np
-from flambeau.core.dtype import complex128, float64, get_default_dtype
+from flambeau.core.dtype import bool_, complex128, float64, get_default_dtype, int64
 from flambeau.ir.kinds import FLOAT
 from flambeau.ir.op import REGISTRY, declare
 from flambeau.kernel import complex_math, integers, vmath
@@ -17,6 +17,7 @@ from flambeau.operators.rules import (
     chain,
     common_type,
     conjugate,
+    is_tensor,
     pair_vjp,
     takes_gradient,
     unary_samples,
@@ -41,7 +42,7 @@ def power_gradients(g, out, base, exponent, shift=0):
     def of_base():
         slope = chain(g, power(base, exponent, shift - 1))
         slope = ops["add"](mul(slope, conjugate(exponent)), slope, alpha=shift) if shift else mul(slope, conjugate(exponent))
-        return where(ops["eq"](exponent, -shift), 0, slope)
+        return where(ops["eq"](exponent, -shift), 0, slope) if is_tensor(exponent) else slope
 
     def of_exponent():
         flat = ops["eq"](base, 0)  # there the derivative is 0 for exponents that are positive
@@ -90,7 +91,7 @@ class reflected_power(Elementwise):
     in_place = False
     expensive = True
 
-    def signature(input: Operand, other: Operand): ...
+    def signature(input: Tensor, other: Operand): ...
 
     def lower(k, x, y):
         return raised(k, y, x)
@@ -188,12 +189,16 @@ class float_power(Composed):
 # ---------------------------------------------------------------------- squares and roots
 @declare
 class square(Elementwise):
-    """Each element times itself."""
+    """Each element times itself; bool counts as int64."""
 
     def signature(input: Tensor): ...
 
+    def types(operands, args):
+        d = int64 if operands[0].dtype is bool_ else operands[0].dtype
+        return (d,), d
+
     def lower(k, x):
-        return x & x if not isinstance(x, Complex) and x.type.kind == "b" else x * x
+        return x * x
 
     def vjp(g, out, input):
         return (mul(g, conjugate(mul(input, 2))),)
@@ -273,7 +278,7 @@ class hypot(Elementwise):
 
     kinds = "f"
 
-    def signature(input: Operand, other: Operand): ...
+    def signature(input: Tensor, other: Tensor): ...
 
     def lower(k, x, y):
         return vmath.hypot(k, x, y)

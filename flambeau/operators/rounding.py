@@ -5,6 +5,7 @@ Integer division by zero gives 0, here and in the remainders; the smallest integ
 
 from __future__ import annotations
 
+from flambeau.base.errors import UnsupportedError
 from flambeau.base.lazy import np
 from flambeau.core.dtype import int32
 from flambeau.core.spec import Spec
@@ -90,8 +91,8 @@ class round_(Rounding):
 
     def meta(op, input, decimals):
         if decimals and input.dtype.is_integral:
-            raise NotImplementedError(f"round: decimals must be 0 for integers ('round_cpu' not implemented for '{input.dtype.name}'), got {decimals}. "
-                                      f"Convert with .to(float64).")
+            raise UnsupportedError(f"round: decimals must be 0 for integers ('round_cpu' not implemented for '{input.dtype.name}'), "
+                                   f"got {decimals}. Convert with .to(float64).")
         return Elementwise.meta(op, input, decimals)
 
     def lower(k, x, decimals):
@@ -142,6 +143,7 @@ class floor_divide(Division):
     """Quotient rounded down, in the promoted type."""
 
     methods = ("floor_divide", "__floordiv__")
+    numbers_only = True
     vjp = NOT_DIFFERENTIABLE
 
     def lower(k, x, y):
@@ -159,6 +161,8 @@ class reflected_floor_divide(Division):
     methods = ("__rfloordiv__",)
     in_place = False
     vjp = NOT_DIFFERENTIABLE
+
+    def signature(input: Tensor, other: Operand): ...
 
     def lower(k, x, y):
         return round_quotient(k, y, x, "floor")
@@ -195,6 +199,8 @@ class reflected_remainder(Division):
     methods = ("__rmod__",)
     in_place = False
 
+    def signature(input: Tensor, other: Operand): ...
+
     def lower(k, x, y):
         return python_remainder(k, y, x)
 
@@ -208,6 +214,8 @@ class reflected_remainder(Division):
 @declare
 class fmod(Division):
     """C's remainder: input - other * trunc(input / other), with the sign of input."""
+
+    def signature(input: Tensor, other: Operand): ...
 
     def lower(k, x, y):
         return vmath.fmod(k, x, y) if x.type.kind == "f" else integers.rest(k, x, y)
@@ -224,7 +232,7 @@ class Divisor(Elementwise):
     kinds = "ui"
     vjp = NOT_DIFFERENTIABLE
 
-    def signature(input: Operand, other: Operand): ...
+    def signature(input: Tensor, other: Tensor): ...
 
     def samples(t):
         yield case(whole(t, 17), whole(t, 17))
@@ -308,7 +316,8 @@ class frexp(Composite):
     def meta(op, input):
         if not input.dtype.is_floating_point:
             raise RuntimeError(f"frexp: only supports floating-point dtypes, got {input.dtype.name}. Convert with .to(float32).")
-        return Elementwise.meta(frexp_mantissa, input), Spec.get(input.shape, Elementwise.meta(frexp_mantissa, input).strides, int32, input.device)
+        mantissa = Elementwise.meta(frexp_mantissa, input)
+        return mantissa, mantissa.with_dtype(int32)
 
     def body(input):
         return frexp_mantissa(input), frexp_exponent(input)
@@ -323,7 +332,7 @@ class frexp(Composite):
 class ldexp(Composed):
     """`input * 2**other`; integers become floats."""
 
-    def signature(input: Tensor, other: Operand): ...
+    def signature(input: Tensor, other: Tensor): ...
 
     def types(operands, args):
         power = FLOAT(common_type(operands[1:]))[1]
@@ -346,7 +355,7 @@ class nextafter(Elementwise):
 
     kinds = "f"
 
-    def signature(input: Operand, other: Operand): ...
+    def signature(input: Tensor, other: Tensor): ...
 
     def lower(k, x, y):
         return vmath.nextafter(k, x, y)

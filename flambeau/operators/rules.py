@@ -112,6 +112,7 @@ def check_kinds(op: Any, d: dtype) -> None:
 class Elementwise(Pointwise):
     """A pointwise op that takes only some kinds of dtype, by the letters of `core.dtype`."""
 
+    numbers_only = False
     kinds = "buifc"
     instead = "Convert with .to(dtype)."
 
@@ -129,6 +130,7 @@ class Composed(Composite):
     promotion: Promotion = KEEP
     types: Callable | None = None
     in_place = True
+    numbers_only = False
     kinds = "buifc"
     instead = "Convert with .to(dtype)."
     meta = Elementwise.meta

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from flambeau.base.lazy import np
-from flambeau.core.dtype import bool_, can_cast, uint8
+from flambeau.core.dtype import bool_, uint8
 from flambeau.core.spec import NumberSpec
 from flambeau.ir.op import REGISTRY, declare
 from flambeau.kernel.complexes import Complex, choose
@@ -50,8 +50,8 @@ class where(Elementwise):
 
     def meta(op, condition, input, other):
         if condition.dtype not in (bool_, uint8):
-            raise RuntimeError(f"where: expected condition to be a boolean tensor, but got a tensor with dtype {condition.dtype.name}: dtype must be bool, got "
-                               f"{condition.dtype.name}. Compare first, for instance x != 0.")
+            raise RuntimeError(f"where: expected condition to be a boolean tensor, but got a tensor with dtype {condition.dtype.name}. "
+                               f"Compare first, for instance x != 0.")
         return Elementwise.meta(op, condition, input, other)
 
     def lower(k, condition, x, y):
@@ -83,7 +83,7 @@ def fill_types(operands, args):
 class masked_fill(Elementwise):
     """`value` where `mask` holds, `input` elsewhere.
 
-    Dtypes: input's. Raises: RuntimeError unless mask is bool and value a number or 0-dim tensor that the dtype can hold.
+    Dtypes: input's, which the value is converted to. Raises: RuntimeError unless mask is bool and value a number or 0-dim tensor.
     """
 
     types = fill_types
@@ -92,14 +92,14 @@ class masked_fill(Elementwise):
 
     def meta(op, input, mask, value):
         if mask.dtype is not bool_:
-            raise RuntimeError(f"masked_fill: only supports boolean masks, but got mask with dtype {mask.dtype.name}: dtype must be bool, got "
-                               f"{mask.dtype.name}. Compare first, for instance mask != 0.")
+            raise RuntimeError(f"masked_fill: only supports boolean masks, but got mask with dtype {mask.dtype.name}. "
+                               f"Compare first, for instance mask != 0.")
         if value.ndim:
-            raise RuntimeError(f"masked_fill: only supports a 0-dimensional value tensor, but got tensor with {value.ndim} dimension(s): value must be a number, "
-                               f"got shape {list(value.shape)}. Use where(mask, value, input).")
-        if not can_cast(value.dtype, input.dtype):
-            raise RuntimeError(f"masked_fill: value cannot be converted to type {input.dtype.name} without overflow: it must be of the input's kind, got "
-                               f"{value.dtype.name}. Convert the input with .to(dtype).")
+            raise RuntimeError(f"masked_fill: only supports a 0-dimensional value tensor, but got tensor with {value.ndim} dimension(s). "
+                               f"Use where(mask, value, input).")
+        if value.dtype.is_complex and not input.dtype.is_complex:
+            raise RuntimeError(f"masked_fill: value cannot be converted to type {input.dtype.name} without overflow, got {value.dtype.name}. "
+                               f"Convert the input with .to(dtype).")
         return Elementwise.meta(op, input, mask, value)
 
     def lower(k, x, mask, value):
@@ -235,7 +235,7 @@ class maximum(Elementwise):
     kinds = "buif"
     in_place = False
 
-    def signature(input: Operand, other: Operand): ...
+    def signature(input: Tensor, other: Tensor): ...
 
     def lower(k, x, y):
         return larger(k, x, y)
@@ -256,7 +256,7 @@ class minimum(Elementwise):
     kinds = "buif"
     in_place = False
 
-    def signature(input: Operand, other: Operand): ...
+    def signature(input: Tensor, other: Tensor): ...
 
     def lower(k, x, y):
         return smaller(k, x, y)
@@ -291,7 +291,7 @@ class fmax(Elementwise):
     kinds = "buif"
     in_place = False
 
-    def signature(input: Operand, other: Operand): ...
+    def signature(input: Tensor, other: Tensor): ...
 
     def lower(k, x, y):
         return numbers_first(k, x, y, larger)
@@ -312,7 +312,7 @@ class fmin(Elementwise):
     kinds = "buif"
     in_place = False
 
-    def signature(input: Operand, other: Operand): ...
+    def signature(input: Tensor, other: Tensor): ...
 
     def lower(k, x, y):
         return numbers_first(k, x, y, smaller)
@@ -386,12 +386,12 @@ class heaviside(Elementwise):
 
     kinds = "buif"
 
-    def signature(input: Tensor, values: Operand): ...
+    def signature(input: Tensor, values: Tensor): ...
 
     def meta(op, input, values):
         if not isinstance(values, NumberSpec) and values.dtype is not input.dtype:
-            raise RuntimeError(f"heaviside: is not yet implemented for tensors with different dtypes: both must have one, got {input.dtype.name} and "
-                               f"{values.dtype.name}. Convert one with .to(dtype).")
+            raise RuntimeError(f"heaviside: is not yet implemented for tensors with different dtypes, got {input.dtype.name} and {values.dtype.name}. "
+                               f"Convert one with .to(dtype).")
         return Elementwise.meta(op, input, values)
 
     def lower(k, x, values):
@@ -415,7 +415,7 @@ class copysign(Elementwise):
 
     kinds = "buif"
 
-    def signature(input: Operand, other: Operand): ...
+    def signature(input: Tensor, other: Operand): ...
 
     def types(operands, args):
         from_common = REGISTRY["true_divide"].rules.promotion(common_type(operands))
