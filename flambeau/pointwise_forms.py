@@ -32,8 +32,8 @@ def pow(input: Any, exponent: Any, *, out: Tensor | None = None) -> Tensor:
 
 def _check_exponent(input: Any, exponent: Any) -> None:
     if type(exponent) is int and exponent < 0 and isinstance(input, Tensor) and input.spec.dtype.is_integral:
-        raise RuntimeError(f"pow: Integers to negative integer powers are not allowed: exponent must be 0 or more for {input.spec.dtype.name}, got {exponent}. "
-                           f"Use a float exponent.")
+        raise RuntimeError(f"pow: Integers to negative integer powers are not allowed: the exponent of {input.spec.dtype.name} must be "
+                           f"0 or more, got {exponent}. Use a float exponent.")
 
 
 def pow_(self: Tensor, exponent: Any) -> Tensor:
@@ -77,9 +77,9 @@ def equal(input: Tensor, other: Tensor) -> bool:
 
 # ---------------------------------------------------------------------- operators that write in place
 IN_PLACE_OPERATORS = {
-    "__iadd__": "add", "__isub__": "sub", "__imul__": "mul", "__itruediv__": "true_divide", "__idiv__": "true_divide", "__ifloordiv__": "floor_divide",
-    "__imod__": "remainder", "__iand__": "bitwise_and", "__ior__": "bitwise_or", "__ixor__": "bitwise_xor", "__ilshift__": "bitwise_left_shift",
-    "__irshift__": "bitwise_right_shift",
+    "__iadd__": "add", "__isub__": "sub", "__imul__": "mul", "__itruediv__": "true_divide", "__idiv__": "true_divide",
+    "__ifloordiv__": "floor_divide", "__imod__": "remainder", "__iand__": "bitwise_and", "__ior__": "bitwise_or", "__ixor__": "bitwise_xor",
+    "__ilshift__": "bitwise_left_shift", "__irshift__": "bitwise_right_shift",
 }
 
 
@@ -98,6 +98,7 @@ def install() -> None:
     for name, op in IN_PLACE_OPERATORS.items():
         setattr(Tensor, name, _writer(op))
     for name, function in (
-        ("pow", pow), ("pow_", pow_), ("__pow__", _power_operator), ("__ipow__", pow_), ("where", _where_method), ("allclose", allclose), ("equal", equal),
+        ("pow", pow), ("pow_", pow_), ("__pow__", _power_operator), ("__ipow__", pow_), ("where", _where_method), ("allclose", allclose),
+        ("equal", equal),
     ):
         setattr(Tensor, name, function)

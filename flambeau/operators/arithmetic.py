@@ -210,6 +210,7 @@ class reflected_divide(Elementwise):
     functions = ()
     methods = ("__rtruediv__", "__rdiv__")
     in_place = False
+    numbers_only = True
 
     def signature(input: Operand, other: Operand): ...
 

@@ -16,9 +16,9 @@ from flambeau.operators.arithmetic import add, mul, neg, reflected_divide, sub, 
 from flambeau.operators.powers import rsqrt, square
 from flambeau.operators.rules import (
     Elementwise,
-    binary_samples,
     case,
     chain,
+    pair_samples,
     pair_vjp,
     unary_samples,
 )
@@ -275,7 +275,7 @@ class atan2(Elementwise):
     promotion = FLOAT
     expensive = True
     kinds = "buif"
-    samples = binary_samples
+    samples = pair_samples
 
     def signature(input: Tensor, other: Tensor): ...
 
@@ -454,7 +454,7 @@ class LogAdd(Elementwise):
     kinds = "f"
     expensive = True
     in_place = False
-    samples = binary_samples
+    samples = pair_samples
 
     def signature(input: Tensor, other: Tensor): ...
 

@@ -7,7 +7,7 @@ from flambeau.core.dtype import bool_, int32
 from flambeau.ir.kinds import NOT_DIFFERENTIABLE, Pointwise
 from flambeau.ir.op import REGISTRY, declare
 from flambeau.kernel import integers
-from flambeau.operators.rules import Elementwise, binary_samples, case, unary_samples
+from flambeau.operators.rules import Elementwise, case, pair_samples, unary_samples
 
 
 # ---------------------------------------------------------------------- truth
@@ -19,7 +19,7 @@ def truth_types(operands, args):
 class Logical(Pointwise):
     types = truth_types
     vjp = NOT_DIFFERENTIABLE
-    samples = binary_samples
+    samples = pair_samples
 
     def signature(input: Tensor, other: Tensor): ...
 

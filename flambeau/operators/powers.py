@@ -12,12 +12,12 @@ from flambeau.operators.arithmetic import mul, neg, reflected_divide
 from flambeau.operators.rules import (
     Composed,
     Elementwise,
-    binary_samples,
     case,
     chain,
     common_type,
     conjugate,
     is_tensor,
+    pair_samples,
     pair_vjp,
     takes_gradient,
     unary_samples,
@@ -290,4 +290,4 @@ class hypot(Elementwise):
     def reference(x, y):
         return np.hypot(x, y)
 
-    samples = binary_samples
+    samples = pair_samples

@@ -20,6 +20,7 @@ from flambeau.operators.rules import (
     binary_samples,
     case,
     common_type,
+    pair_samples,
     pair_vjp,
     sum_to,
     unary_samples,
@@ -346,7 +347,7 @@ class ldexp(Composed):
     def reference(x, n):
         return np.multiply(x, np.exp2(n))
 
-    samples = binary_samples
+    samples = pair_samples
 
 
 @declare
@@ -366,6 +367,6 @@ class nextafter(Elementwise):
     def reference(x, y):
         return np.nextafter(x, y)
 
-    samples = binary_samples
+    samples = pair_samples
 
 

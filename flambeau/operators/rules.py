@@ -154,6 +154,14 @@ def binary_samples(t: Callable) -> Iterator[Case]:
     yield case(t(2, 3), t(4), raises=(RuntimeError, "must broadcast"))
 
 
+def pair_samples(t: Callable) -> Iterator[Case]:
+    """As `binary_samples`, for ops whose operands must be tensors."""
+    for x in binary_samples(t):
+        if isinstance(x.args[1], float):
+            x.raises = (TypeError, "must be a tensor")
+        yield x
+
+
 def reduction_samples(t: Callable) -> Iterator[Case]:
     """Every dim and keepdim of some shapes, and a dim out of range."""
     for shape, dim, keepdim in (

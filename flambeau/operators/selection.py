@@ -19,6 +19,7 @@ from flambeau.operators.rules import (
     case,
     common_type,
     is_tensor,
+    pair_samples,
     pair_vjp,
     sum_to,
     takes_gradient,
@@ -98,8 +99,8 @@ class masked_fill(Elementwise):
             raise RuntimeError(f"masked_fill: only supports a 0-dimensional value tensor, but got tensor with {value.ndim} dimension(s). "
                                f"Use where(mask, value, input).")
         if value.dtype.is_complex and not input.dtype.is_complex:
-            raise RuntimeError(f"masked_fill: value cannot be converted to type {input.dtype.name} without overflow, got {value.dtype.name}. "
-                               f"Convert the input with .to(dtype).")
+            raise RuntimeError(f"masked_fill: value cannot be converted to type {input.dtype.name} without overflow, "
+                               f"got {value.dtype.name}. Convert the input with .to(dtype).")
         return Elementwise.meta(op, input, mask, value)
 
     def lower(k, x, mask, value):
@@ -246,7 +247,7 @@ class maximum(Elementwise):
     def reference(x, y):
         return np.maximum(x, y)
 
-    samples = binary_samples
+    samples = pair_samples
 
 
 @declare
@@ -267,7 +268,7 @@ class minimum(Elementwise):
     def reference(x, y):
         return np.minimum(x, y)
 
-    samples = binary_samples
+    samples = pair_samples
 
 
 def numbers_first(k, x, y, pick):
@@ -302,7 +303,7 @@ class fmax(Elementwise):
     def reference(x, y):
         return np.fmax(x, y)
 
-    samples = binary_samples
+    samples = pair_samples
 
 
 @declare
@@ -323,7 +324,7 @@ class fmin(Elementwise):
     def reference(x, y):
         return np.fmin(x, y)
 
-    samples = binary_samples
+    samples = pair_samples
 
 
 # ---------------------------------------------------------------------- what stands for something else
@@ -390,8 +391,8 @@ class heaviside(Elementwise):
 
     def meta(op, input, values):
         if not isinstance(values, NumberSpec) and values.dtype is not input.dtype:
-            raise RuntimeError(f"heaviside: is not yet implemented for tensors with different dtypes, got {input.dtype.name} and {values.dtype.name}. "
-                               f"Convert one with .to(dtype).")
+            raise RuntimeError(f"heaviside: is not yet implemented for tensors with different dtypes, got {input.dtype.name} and "
+                               f"{values.dtype.name}. Convert one with .to(dtype).")
         return Elementwise.meta(op, input, values)
 
     def lower(k, x, values):
@@ -406,7 +407,7 @@ class heaviside(Elementwise):
     def reference(x, values):
         return np.heaviside(x, values)
 
-    samples = binary_samples
+    samples = pair_samples
 
 
 @declare
