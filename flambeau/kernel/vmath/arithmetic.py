@@ -72,6 +72,11 @@ def polynomial(k: Function, x: Value, coefficients: Sequence[Number | Value]) ->
     return total
 
 
+def polynomial_halves(k: Function, x: Value, square: Value, coefficients: Sequence[Number]) -> Value:
+    """The same, even and odd powers apart: half the latency for one instruction more."""
+    return k.fma(polynomial(k, square, coefficients[1::2]), x, polynomial(k, square, coefficients[::2]))
+
+
 def round_to_integer(k: Function, x: Value, factor: float, bias: int = 0) -> tuple[Value, Value]:
     """n = x * factor rounded to an integer as a float, and an integer whose low bits are n + bias.
 

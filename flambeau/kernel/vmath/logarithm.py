@@ -29,6 +29,7 @@ from flambeau.kernel.vmath.arithmetic import (
     multiply_words,
     pick,
     polynomial,
+    polynomial_halves,
     power_of_two,
     round_to_integer,
     two_product,
@@ -101,9 +102,10 @@ def reduce(k: Function, x: Value) -> tuple[Value, Value]:
 
 def log1p_tail(k: Function, f: Value) -> Value:
     """log(1 + f) - f for f in [sqrt(1/2) - 1, sqrt(2) - 1]."""
-    half_square = f * f * 0.5
+    square = f * f
     if f.type.element is f32:
-        return k.fma(f * (half_square + half_square), polynomial(k, f, LOG_F32), -half_square)
+        return square * k.fma(f, polynomial_halves(k, f, square, LOG_F32), -0.5)
+    half_square = square * 0.5
     s = f / (f + 2.0)
     z = s * s
     return k.fma(s, k.fma(polynomial(k, z, LOG_F64), z, half_square), -half_square)
