@@ -22,6 +22,7 @@ from flambeau.core.device import as_device
 from flambeau.core.dtype import BY_NAME, dtype, dtype_of_number, float32, float64, get_default_dtype, int64, promote_types
 from flambeau.core.formats import memory_format, preserve_format, strides_in
 from flambeau.core.layout import contiguous_strides
+from flambeau.core.symbolic import as_size
 from flambeau.core.spec import Spec
 from flambeau.interop.arrays import from_numpy
 from flambeau.ir.kinds import dense_strides_like
@@ -38,7 +39,7 @@ def sizes_of(sizes: tuple) -> tuple[int, ...]:
     """Sizes given one by one or as one sequence."""
     if len(sizes) == 1 and not isinstance(sizes[0], int) and hasattr(sizes[0], "__iter__"):
         sizes = tuple(sizes[0])
-    found = tuple(n.__index__() for n in sizes)
+    found = tuple(as_size(n) for n in sizes)
     if any(n < 0 for n in found):
         raise RuntimeError(message("size", "sizes must not be negative (Trying to create tensor with negative dimension)", list(found)))
     return found

@@ -11,6 +11,7 @@ from typing import Any
 
 from flambeau._tensor import Tensor, new_tensor
 from flambeau.base.errors import message
+from flambeau.core.symbolic import as_size
 from flambeau.core.dtype import dtype
 from flambeau.core.formats import contiguous_format, is_in
 from flambeau.core.layout import broadcast_shapes, canonical_dim, infer_shape, view_strides
@@ -56,7 +57,7 @@ def plain_sizes(sizes: tuple) -> tuple[int, ...]:
     """Sizes that may hold -1, one by one or as a sequence."""
     if len(sizes) == 1 and not isinstance(sizes[0], int) and hasattr(sizes[0], "__iter__"):
         sizes = tuple(sizes[0])
-    return tuple(n if type(n) is int else n.__index__() for n in sizes)
+    return tuple(as_size(n) for n in sizes)
 
 
 def reshape(input: Tensor, *shape: Any) -> Tensor:

@@ -2,6 +2,7 @@
 
     step = capture(train_step)
     loss = step(x, y)          # traced at new input specs, then replayed as one plan
+    f = capture(model, dynamic=True)   # traced once with symbolic sizes; other sizes only make a new plan
 
 The tape stands above the trace, so a backward inside the function is part of the graph; in-place writes to tensors from outside (parameters,
 optimiser state) become writes of the graph, gradients left in `.grad` become results that are hung there after each replay.
@@ -17,10 +18,14 @@ from typing import Any
 from flambeau._tensor import Tensor, wrap_traced
 from flambeau.base.pytree import tree_flatten, tree_unflatten
 from flambeau.core.device import CPU
+from flambeau.core.spec import Spec
+from flambeau.core.symbolic import Guards, SymInt
 from flambeau.engine import eager
 from flambeau.engine.plan import Plan, make_plan
 from flambeau.ir import tracing
 from flambeau.ir.graph import Graph
+
+MOST_SIZES = 1024  # plans kept per trace
 
 
 class Recording:
@@ -29,10 +34,25 @@ class Recording:
     def __init__(self, graph: Graph, structure: Any, leaves: list, constants: list[Tensor], gradients: list[tuple[Tensor, int]]):
         self.graph, self.structure, self.leaves = graph, structure, leaves
         self.constants, self.gradients = constants, gradients
-        self.plan: Plan = make_plan(graph, CPU)
+        self.guards: Guards | None = None  # comparisons on symbolic sizes that the trace rests on
+        self.plans: dict[tuple, Plan] = {}  # by the values of the symbolic sizes
 
-    def replay(self, inputs: list[Tensor]) -> Any:
-        outs = eager.run_plan(self.plan, [*inputs, *self.constants])
+    @property
+    def plan(self) -> Plan:
+        """The plan for the sizes last replayed."""
+        return next(reversed(self.plans.values()))
+
+    def plan_for(self, sizes: dict[str, int]) -> Plan:
+        key = tuple(sizes.values())
+        found = self.plans.get(key)
+        if found is None:
+            if len(self.plans) >= MOST_SIZES:
+                self.plans.pop(next(iter(self.plans)))
+            found = self.plans[key] = make_plan(self.graph.concrete(sizes) if sizes else self.graph, CPU)
+        return found
+
+    def replay(self, inputs: list[Tensor], sizes: dict[str, int]) -> Any:
+        outs = eager.run_plan(self.plan_for(sizes), [*inputs, *self.constants])
         for target, _ in self.graph.writes:
             if target.constant is not None:
                 target.constant.storage.version += 1
@@ -46,27 +66,46 @@ class Recording:
 class Captured:
     """See the module. `recordings` maps input specs to what was traced for them."""
 
-    def __init__(self, function: Callable):
-        self.function = function
-        self.recordings: dict[tuple, Recording] = {}
+    def __init__(self, function: Callable, dynamic: bool = False):
+        self.function, self.dynamic = function, dynamic
+        self.recordings: dict[tuple, list[Recording]] = {}
 
     def __call__(self, *args: Any) -> Any:
         flat, structure = tree_flatten(args)
-        key = (structure, *(x.spec.plain() if isinstance(x, Tensor) else x for x in flat))
         inputs = [x for x in flat if isinstance(x, Tensor)]
-        found = self.recordings.get(key)
-        if found is None:
-            found = self.recordings[key] = self._record(flat, structure)
-        return found.replay(inputs)
+        if self.dynamic:
+            if any(not x.spec.contiguous for x in inputs):
+                raise RuntimeError("capture: inputs must be contiguous where sizes are symbolic. Call .contiguous() on them.")
+            key = (structure, *((x.ndim, x.dtype, x.device) if isinstance(x, Tensor) else x for x in flat))
+            sizes = {f"s{i}_{d}": n for i, x in enumerate(inputs) for d, n in enumerate(x.shape)}
+        else:
+            key = (structure, *(x.spec.plain() if isinstance(x, Tensor) else x for x in flat))
+            sizes = {}
+        known = self.recordings.setdefault(key, [])
+        for found in known:
+            if found.guards is None or found.guards.hold(sizes):
+                return found.replay(inputs, sizes)
+        found = self._record(flat, structure)
+        known.append(found)
+        return found.replay(inputs, sizes)
+
+    def _spec(self, t: Tensor, number: int, guards: Guards) -> Spec:
+        """The spec a stand-in shows: with symbolic sizes if they are asked for (0 and 1 are always themselves)."""
+        if not self.dynamic:
+            return t.spec.plain()
+        sizes = [SymInt.named(f"s{number}_{d}", n, guards) for d, n in enumerate(t.shape)]
+        return Spec.of(sizes, t.dtype, t.device)
 
     def _record(self, flat: list, structure: Any) -> Recording:
         recorder = tracing.Recorder()
+        recorder.symbolic = self.dynamic
+        guards = Guards()
         graph = recorder.graph
         stand_ins = []
         with tracing.recording(recorder, keep_stack=True):
             for x in flat:
                 if isinstance(x, Tensor):
-                    t = wrap_traced(recorder, graph.input(x.spec.plain()))
+                    t = wrap_traced(recorder, graph.input(self._spec(x, len(graph.inputs), guards)))
                     t.needs_grad = x.needs_grad
                     stand_ins.append(t)
                 else:
@@ -103,7 +142,9 @@ class Captured:
                         t.__dict__["_grad"] = None
         graph.verify()
         constants = [v.constant for v in graph.inputs if v.constant is not None]
-        return Recording(graph, out_structure, leaves, constants, gradients)
+        recording = Recording(graph, out_structure, leaves, constants, gradients)
+        recording.guards = guards if self.dynamic else None
+        return recording
 
     def _restore(self, t: Tensor) -> None:
         """An outside tensor as it was before the trace rebound it."""
@@ -113,6 +154,6 @@ class Captured:
             t.spec, t.node, t.needs_grad = saved
 
 
-def capture(function: Callable) -> Captured:
-    """`function` traced once per input specs and replayed as one graph."""
-    return Captured(function)
+def capture(function: Callable, *, dynamic: bool = False) -> Captured:
+    """`function` traced once per input specs and replayed as one graph; with `dynamic`, once per ranks and dtypes as long as its guards hold."""
+    return Captured(function, dynamic)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from flambeau.core.symbolic import as_size
+
 
 def canonical_dim(op: str, dim: int, ndim: int) -> int:
     """dim counted from the front. Raises: IndexError outside [-ndim, ndim)."""
@@ -96,7 +98,7 @@ def view_strides(shape: Sequence[int], strides: Sequence[int], target: Sequence[
 
 def infer_shape(op: str, target: Sequence[int], numel: int) -> tuple[int, ...]:
     """Replace one -1 in `target`. Raises: RuntimeError if the sizes cannot hold `numel` elements."""
-    shape, unknown, product = [int(n) for n in target], None, 1
+    shape, unknown, product = [as_size(n) for n in target], None, 1
     for i, size in enumerate(shape):
         if size == -1:
             if unknown is not None:

@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from flambeau.core.device import CPU, device
 from flambeau.core.dtype import dtype, dtype_of_number
 from flambeau.core.layout import contiguous_strides, is_contiguous
+from flambeau.core.symbolic import is_symbolic
 
 
 class Size(tuple):
@@ -62,6 +63,8 @@ class Spec:
     @classmethod
     def get(cls, shape: Iterable[int], strides: Iterable[int], dtype_: dtype, device_: device = CPU) -> Spec:
         shape, strides = Size(shape), tuple(strides)
+        if is_symbolic(shape) or is_symbolic(strides):
+            return cls._make(shape, strides, dtype_, device_)  # not interned: equal numbers may differ elsewhere
         key = (shape, strides, dtype_, device_)
         found = cls._table.get(key)
         if found is None:

@@ -110,6 +110,7 @@ def key_of(args: tuple) -> tuple:
 
 
 _infos: dict[Op, dict[tuple, Info]] = {}
+other_plans: list[dict] = []  # tables of plans that others keep, to be forgotten with the rest
 
 
 def info_for(op: Op, args: tuple) -> Info:
@@ -133,6 +134,8 @@ def info_for(op: Op, args: tuple) -> Info:
 def forget_plans() -> None:
     """Drop every plan: something all of them depend on (threads, target, default dtype) has changed."""
     _infos.clear()
+    for table in other_plans:
+        table.clear()
     for op in REGISTRY.values():
         op.plans.clear()
         op.in_place_plans.clear()
@@ -199,7 +202,7 @@ def trace_op(recorder: tracing.Recorder, op: Op, args: tuple) -> Any:
     outs = tuple(hooks.wrap_traced(recorder, v) for v in values)
     if op.kind == VIEW:
         outs[0]._view = (args[0], op, args)
-    info = info_for(op, args)
+    info = Info(op, normalise(op, args)) if recorder.symbolic else info_for(op, args)
     hooks.record(info, args, outs)
     return outs[0] if op.outputs == 1 else outs
 

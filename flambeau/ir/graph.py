@@ -11,13 +11,14 @@ May not know: how it is scheduled or run. `verify` checks it at every boundary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from flambeau.base.errors import InternalError
 from flambeau.core.device import device
 from flambeau.core.dtype import dtype
 from flambeau.core.spec import NumberSpec, Spec
+from flambeau.core.symbolic import concrete
 from flambeau.ir.op import COMPOSITE, Op
 
 
@@ -138,6 +139,24 @@ class Graph:
         for v in self.results():
             if v not in known:
                 raise InternalError(f"graph: an output is not defined.\n{self}")
+
+    def concrete(self, sizes: Mapping[str, int]) -> Graph:
+        """The graph with symbolic sizes replaced by values; specs are inferred again."""
+        graph = Graph()
+        env: dict[Value, Value] = {}
+        for v in self.inputs:
+            spec = v.spec
+            if isinstance(spec, Spec):
+                spec = Spec.get(concrete(spec.shape, sizes), concrete(spec.strides, sizes), spec.dtype, spec.device)
+            env[v] = graph.input(spec)
+            env[v].constant = v.constant
+        for node in self.nodes:
+            args = concrete(map_values(lambda v: env[v], node.args), sizes)
+            for old, new in zip(node.outputs, graph.add(node.op, args, node.source)):
+                env[old] = new
+        graph.outputs = [env[v] for v in self.outputs]
+        graph.writes = [(env[t], env[v]) for t, v in self.writes]
+        return graph
 
     # ------------------------------------------------------------------ printing
     def names(self) -> dict[Value, str]:

@@ -24,6 +24,7 @@ class Recorder:
         self.known: dict[int, Value] = {}
         self.alive: list[Any] = []  # tensors from outside, so that their ids stay theirs
         self.mutated: dict[int, Any] = {}  # tensors from outside that were written to
+        self.symbolic = False  # whether inputs have symbolic sizes
 
     def value_of(self, tensor: Any) -> Value:
         """The graph's value for a tensor: its own if it is of this trace, else a new input."""
