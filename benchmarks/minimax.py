@@ -3,9 +3,12 @@
 Grid-restricted Remez exchange in 60 digits (Remez 1934; Muller, Elementary Functions, ch. 3). Coefficients are rounded
 one after another, lowest power first, and the rest are fitted again, so that rounding costs almost nothing.
 
-    python benchmarks/minimax.py "exp(x)" -0.35 0.35 --powers 0:7 --bits 24 --fixed 0=1,1=1
+    python benchmarks/minimax.py "(expm1(x)-x)/x**2" -0.35 0.35 --powers 0:4 --bits 24 --weight "x*x/exp(x)"
+    python benchmarks/minimax.py "besselj(0,sqrt(32*(x+1)))" -1 1 --powers 0:15 --interpolate
 
-May not know: flambeau. Needs mpmath. Entry: `fit`.
+Special functions, which need no last half ulp, are interpolated at Chebyshev points instead (`interpolate`).
+
+May not know: flambeau. Needs mpmath. Entry: `fit`, `interpolate`.
 """
 
 from __future__ import annotations
@@ -100,8 +103,28 @@ def fit(f: Callable[[mpf], mpf], lo: float, hi: float, powers: Sequence[int], *,
     return [float(c) for c in done], float(worst)
 
 
+def interpolate(f: Callable[[mpf], mpf], count: int) -> tuple[list[float], float]:
+    """Coefficients of 1, x, x^2 ... of the polynomial through f at `count` Chebyshev points of [-1, 1], and its relative error."""
+    angles = [mpmath.pi * (2 * i + 1) / (2 * count) for i in range(count)]
+    values = [f(mpmath.cos(a)) for a in angles]
+    series = [mpmath.fsum(v * mpmath.cos(j * a) for v, a in zip(values, angles, strict=True)) * (2 if j else 1) / count for j in range(count)]
+    before, now = [mpf(1)], [mpf(0), mpf(1)]  # Chebyshev polynomials by powers of x
+    total = [mpf(0)] * count
+    for c in series:
+        for i, v in enumerate(before):
+            total[i] += c * v
+        following = [mpf(0), *(2 * v for v in now)]
+        for i, v in enumerate(before):
+            following[i] -= v
+        before, now = now, following
+    coefficients = [float(c) for c in total]
+    middles = [-mpmath.cos(mpmath.pi * i / 96) for i in range(1, 96)]
+    worst = max(abs(mpmath.polyval([mpf(c) for c in reversed(coefficients)], x) / f(x) - 1) for x in middles)
+    return coefficients, float(worst)
+
+
 def show(name: str, coefficients: Sequence[float], error: float) -> None:
-    body = ", ".join(c.hex() if False else repr(c) for c in coefficients)
+    body = ", ".join(map(repr, coefficients))
     print(f"{name} = ({body})  # error 2^{float(mpmath.log(error, 2)):.1f}")
 
 
@@ -114,11 +137,15 @@ def main() -> None:
     parser.add_argument("--weight", default="1", help="expression in x that multiplies the error")
     parser.add_argument("--bits", type=int, default=53)
     parser.add_argument("--fixed", default="", help="power=value,...")
+    parser.add_argument("--interpolate", action="store_true", help="at Chebyshev points of [-1, 1]; powers give the count")
     a = parser.parse_args()
     first, last, *step = (int(p) for p in a.powers.split(":"))
     names = vars(mpmath)
     fixed = {int(p): float(v) for p, v in (part.split("=") for part in a.fixed.split(",") if part)}
     powers = [p for p in range(first, last + 1, *step) if p not in fixed]
+    if a.interpolate:
+        show(a.function, *interpolate(lambda x: eval(a.function, names, {"x": x}), len(powers)))
+        return
     show(a.function, *fit(lambda x: eval(a.function, names, {"x": x}), a.lo, a.hi, powers, bits=a.bits, fixed=fixed,
                           weight=lambda x: mpf(eval(a.weight, names, {"x": x}))))
 
