@@ -25,10 +25,12 @@ from flambeau.templates.gemm_tiles import ELEMENTS, lower_plain, lower_tiles
 from flambeau.templates.launch import Lowered
 
 # Where one way of multiplying overtakes another, measured with float32 on AVX-512 (benchmarks/bench_gemm.py).
-FEW_ROWS = 9  # one register tile holds them all, so b is read once, where it lies
+FEW_ROWS = 28  # two register tiles: b, as it lies, is read twice at most
+ONE_TILE = 9  # one register tile holds all rows: b is read once
 FEW_COLUMNS = 16  # the same of b, whose panels would be mostly empty
 PLAIN_DEPTH, PLAIN_BYTES = 768, 3 << 19  # a panel of b that stays in L1 or nearly, all of b in L2
-NARROW = 256  # each line of the long operand is used so few times that packing it does not pay
+NARROW = 128  # each line of the long operand is used so few times that packing it does not pay
+MANY_ROWS = 512  # each panel of b is used so many times that all of it should be packed once
 STREAM_BYTES = 1 << 20
 
 
@@ -97,12 +99,15 @@ def lower_real(p: Problem, target: Target, threads: int) -> Lowered:
         return lower_rows(p, target, threads)
     whole = size == compute  # narrow types are widened while they are packed
     if whole and 1 in p.a and p.b[1] == 1 and p.out[1] == 1 and (p.bias is None or p.bias[0] == 0):
-        if p.m <= FEW_ROWS or p.n <= FEW_COLUMNS or (p.k <= PLAIN_DEPTH and p.k * p.n * size <= PLAIN_BYTES):
+        few = p.m <= FEW_ROWS and p.n * p.k * size <= PLAIN_BYTES or p.m <= ONE_TILE
+        if few or p.n <= FEW_COLUMNS or (p.k <= PLAIN_DEPTH and p.k * p.n * size <= PLAIN_BYTES):
             return lower_plain(p, target, threads)
-    if p.n >= 4 * p.m and p.m <= NARROW:
-        turned = swapped(p)
-        return with_swapped_operands(lower_tiles(turned, target, threads, plain_a=whole and turned.a[1] == 1))
-    return lower_tiles(p, target, threads, plain_a=whole and p.a[1] == 1 and p.n <= NARROW)
+    # A long operand whose rows run along depth is A, as it lies, against a narrow one packed once.
+    if p.b[0] == 1 and p.m <= NARROW and p.n >= 4 * p.m:
+        return with_swapped_operands(lower_tiles(swapped(p), target, threads, plain_a=whole, shared_b=True))
+    if p.a[1] == 1 and p.n <= NARROW and p.m >= 4 * p.n:
+        return lower_tiles(p, target, threads, plain_a=whole, shared_b=True)
+    return lower_tiles(p, target, threads, plain_a=whole and p.a[1] == 1 and p.m <= FEW_ROWS, shared_b=p.m >= MANY_ROWS)
 
 
 def streams_lines(p: Problem) -> bool:
