@@ -50,6 +50,8 @@ def vmap(func: Callable, in_dims: Any = 0, out_dims: Any = 0, randomness: str = 
 
 def _in_dims(in_dims: Any, args: tuple) -> list:
     leaves = tree_flatten(args)[0]
+    if in_dims is None:
+        return [None] * len(leaves)
     if isinstance(in_dims, int):
         return [in_dims if _is_tensor(x) else None for x in leaves]
     if isinstance(in_dims, list):
@@ -243,7 +245,7 @@ def _basis(like: list[Tensor]) -> list[Tensor]:
     total = sum(sizes)
     rows, start = [], 0
     for x, n in zip(like, sizes):
-        eye = REGISTRY["eye"](total, total, dtype=x.dtype, device=x.device)
+        eye = REGISTRY["identity_matrix"](total, total, dtype=x.dtype, device=x.device)
         rows.append(REGISTRY["reshape"](REGISTRY["narrow"](eye, 1, start, n), (total, *x.shape)))
         start += n
     return rows
