@@ -622,8 +622,9 @@ def install_methods() -> None:
 
 def _dunder(name: str, op: Op):
     def first(*args):
-        setattr(Tensor, name, op.function)
-        return op.function(*args)
+        function = callform.make_operator(op)
+        setattr(Tensor, name, function)
+        return function(*args)
     return first
 
 

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from flambeau._tensor import Tensor
+from flambeau.engine import callform
+from flambeau.interop.arrays import from_numpy
 from flambeau.ir.op import REGISTRY
 from flambeau.operators.powers import SIMPLE
 
@@ -46,8 +48,10 @@ def pow_(self: Tensor, exponent: Any) -> Tensor:
 
 
 def _power_operator(self: Tensor, exponent: Any) -> Any:
-    if not isinstance(exponent, (Tensor, int, float, complex)) and not hasattr(exponent, "item"):
-        return NotImplemented
+    if not isinstance(exponent, (Tensor, int, float, complex)):
+        exponent = operand_from(exponent)
+        if exponent is NotImplemented:
+            return NotImplemented
     return pow(self, exponent)
 
 
@@ -93,8 +97,17 @@ def _writer(name: str) -> Callable:
     return write
 
 
+def operand_from(value: Any) -> Any:
+    """A NumPy array or scalar beside a tensor, as a tensor or number; NotImplemented for anything else."""
+    if not hasattr(value, "__array_interface__") or not hasattr(value, "ndim"):
+        return NotImplemented
+    return from_numpy(value) if value.ndim else value.item()
+
+
 def install() -> None:
     """Hang the methods on Tensor."""
+    callform.from_foreign[0] = operand_from
+    Tensor.__array_priority__ = 1000  # NumPy's scalars leave their operators to ours
     for name, op in IN_PLACE_OPERATORS.items():
         setattr(Tensor, name, _writer(op))
     for name, function in (

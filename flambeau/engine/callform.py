@@ -57,6 +57,20 @@ def miss(op: Op, args: tuple) -> Any:
     return result
 
 
+def operator_miss(op: Op, args: tuple) -> Any:
+    """As `miss`, for Python operators: NotImplemented for an operand that is no tensor, number or array, so that Python asks it."""
+    for a in args[1:2]:
+        if not hasattr(a, "spec") and not isinstance(a, (bool, int, float, complex)):
+            converted = from_foreign[0](a)
+            if converted is NotImplemented:
+                return NotImplemented
+            args = (args[0], converted, *args[2:])
+    return miss(op, args)
+
+
+from_foreign: list[Callable] = [lambda value: NotImplemented]  # set above: an array or its like as a tensor or number
+
+
 def fast_key(op: Op, args: tuple) -> Any:
     """The key the generated code looks up, or None if it never would."""
     parts = []
@@ -141,10 +155,15 @@ def _signature(op: Op, defaults: dict[str, Any], extra: str = "") -> str:
     return ", ".join(words)
 
 
-def make_function(op: Op) -> Callable:
+def make_operator(op: Op) -> Callable:
+    """The function of an op as a Python operator's method."""
+    return make_function(op, miss=operator_miss, slow=operator_miss)
+
+
+def make_function(op: Op, **replaced: Callable) -> Callable:
     """The public function of an op."""
     names = [p.name for p in op.params]
-    scope = dict(_namespace, op=op, plans=op.plans)
+    scope = dict(_namespace, op=op, plans=op.plans, **replaced)
     takes_out = op.kind != VIEW and op.tensor_positions and op.rules.takes_out
     signature = _signature(op, scope, "out=None" if takes_out else "")
     everything = f"({', '.join(names)}{',' if names else ''})"
