@@ -10,7 +10,7 @@ from typing import Any
 from flambeau._tensor import Tensor
 from flambeau.ir.op import REGISTRY
 
-__all__ = ["max", "median", "min", "nanmedian"]
+__all__ = ["max", "median", "min", "nanmedian", "std", "std_mean", "var", "var_mean"]
 
 
 def _given(**options: Any) -> dict[str, Any]:
@@ -48,7 +48,37 @@ def nanmedian(input: Tensor, dim: int | None = None, keepdim: bool = False, *, o
     return REGISTRY["nanmedian_all"](input) if dim is None else REGISTRY["nanmedian_dim"](input, dim, keepdim, **_given(out=out))
 
 
+def _moment(name: str, input: Tensor, dim: Any, unbiased: Any, keepdim: bool, correction: Any, out: Any) -> Any:
+    if isinstance(dim, bool):
+        dim, unbiased = None, dim
+    if unbiased is not None:
+        correction = int(unbiased)
+    return REGISTRY[name](input, dim, 1 if correction is None else correction, keepdim, **_given(out=out))
+
+
+def var(input: Tensor, dim: Any = None, unbiased: bool | None = None, keepdim: bool = False, *, correction: float | None = None,
+        out: Any = None) -> Tensor:
+    """Variance over `dim`: squared distances from the mean, divided by n - correction (1 unless told; `unbiased=False` is 0)."""
+    return _moment("variance", input, dim, unbiased, keepdim, correction, out)
+
+
+def std(input: Tensor, dim: Any = None, unbiased: bool | None = None, keepdim: bool = False, *, correction: float | None = None,
+        out: Any = None) -> Tensor:
+    """Standard deviation over `dim`; see `var`."""
+    return _moment("standard_deviation", input, dim, unbiased, keepdim, correction, out)
+
+
+def var_mean(input: Tensor, dim: Any = None, unbiased: bool | None = None, keepdim: bool = False, *, correction: float | None = None) -> Any:
+    """(variance, mean) over `dim`; see `var`."""
+    return _moment("variance_mean", input, dim, unbiased, keepdim, correction, None)
+
+
+def std_mean(input: Tensor, dim: Any = None, unbiased: bool | None = None, keepdim: bool = False, *, correction: float | None = None) -> Any:
+    """(standard deviation, mean) over `dim`; see `var`."""
+    return _moment("standard_deviation_mean", input, dim, unbiased, keepdim, correction, None)
+
+
 def install() -> None:
     """Hang the methods on Tensor."""
-    for f in (max, min, median, nanmedian):
+    for f in (max, min, median, nanmedian, std, var):
         setattr(Tensor, f.__name__, f)

@@ -5,7 +5,7 @@ from flambeau.operators import matmul, matmul_added  # noqa: F401
 from flambeau.operators import dropout, random  # noqa: F401
 from flambeau.operators import einsum  # noqa: F401
 from flambeau.operators import logic, powers, rounding, selection  # noqa: F401
-from flambeau.operators import assemble, indexed, places, scatter  # noqa: F401
+from flambeau.operators import assemble, indexed, images, joins, places, scatter, strided  # noqa: F401
 from flambeau.operators import scan  # noqa: F401
 from flambeau.operators import convolution, windows  # noqa: F401
 from flambeau.operators import sorting  # noqa: F401
