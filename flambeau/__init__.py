@@ -51,6 +51,8 @@ from flambeau.random import install as _install_random
 from flambeau.reduction_forms import *  # noqa: F403
 from flambeau.reduction_forms import install as _install_reductions
 from flambeau.runtime.launch import get_num_threads
+from flambeau.join_forms import *  # noqa: F403
+from flambeau.join_forms import install as _install_joins
 from flambeau.shape_forms import *  # noqa: F403
 from flambeau.shape_forms import common_shape as broadcast_shapes
 from flambeau.shape_forms import install as _install_shapes
@@ -60,6 +62,7 @@ globals().update(BY_NAME)
 globals().update(ALIASES)
 _install_factories()
 _install_shapes()
+_install_joins()
 _install_indexing()
 _install_hand_written()
 _install_reductions()

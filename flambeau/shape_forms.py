@@ -60,9 +60,9 @@ def plain_sizes(sizes: tuple) -> tuple[int, ...]:
     return tuple(as_size(n) for n in sizes)
 
 
-def reshape(input: Tensor, *shape: Any) -> Tensor:
+def reshape(input: Tensor, *args: Any, shape: Any = None) -> Tensor:
     """The elements in another shape: a view where strides allow it, else a copy."""
-    return _reshaped(input, infer_shape("reshape", plain_sizes(shape), input.spec.numel))
+    return _reshaped(input, infer_shape("reshape", plain_sizes(_given(args, shape)), input.spec.numel))
 
 
 def _reshaped(x: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -160,9 +160,9 @@ def as_strided(input: Tensor, size: Any, stride: Any, storage_offset: int | None
 
 
 # ------------------------------------------------------------------ order of dims
-def permute(input: Tensor, *dims: Any) -> Tensor:
+def permute(input: Tensor, *args: Any, dims: Any = None) -> Tensor:
     """The dims in another order."""
-    return REGISTRY["permute"](input, plain_sizes(dims))
+    return REGISTRY["permute"](input, plain_sizes(_given(args, dims)))
 
 
 def movedim(input: Tensor, source: Any, destination: Any) -> Tensor:
@@ -441,9 +441,9 @@ def meshgrid(*tensors: Any, indexing: str = "ij") -> tuple[Tensor, ...]:
 
 
 # ------------------------------------------------------------------ copies in another order
-def flip(input: Tensor, *dims: Any) -> Tensor:
+def flip(input: Tensor, *args: Any, dims: Any = None) -> Tensor:
     """A copy with the order of some dims reversed."""
-    return REGISTRY["flip"](input, plain_sizes(dims))
+    return REGISTRY["flip"](input, plain_sizes(_given(args, dims)))
 
 
 def fliplr(input: Tensor) -> Tensor:

@@ -149,9 +149,9 @@ class gather(Indexing):
 def check_gather(op: str, input: Spec, dim: int, index: Spec) -> None:
     """Raises: RuntimeError unless an index has the input's rank and no larger sizes beside `dim`."""
     d = canonical_dim(op, dim, input.ndim)
-    check_index_type(op, index)
     if not index.numel:
         return
+    check_index_type(op, index)
     if max(1, input.ndim) != max(1, index.ndim):
         raise RuntimeError(f"{op}: index must have as many dims as the input, got {index.ndim} and {input.ndim} (Index tensor must have the same number of "
                            f"dimensions as input tensor).")
@@ -200,32 +200,37 @@ class index_select(Indexing):
 
 @declare
 class embedding_lookup(Indexing):
-    """Rows of `weight`, one per index: `weight[input]`. Gradients of row `padding_idx` are zero."""
+    """Rows of `weight`, one per index. Gradients of row `padding_idx` are zero; `by_frequency` divides them by how often a row was read."""
 
     functions = ()
     methods = ()
 
-    def signature(weight: Tensor, indices: Tensor, padding_idx=-1): ...
+    def signature(weight: Tensor, indices: Tensor, padding_idx=-1, by_frequency=False): ...
 
-    def meta(op, weight, indices, padding_idx):
+    def meta(op, weight, indices, padding_idx, by_frequency):
         check_index_type("embedding", indices)
         if weight.ndim != 2:
             raise RuntimeError(f"embedding: weight must have 2 dims, got shape {list(weight.shape)} ('weight' must be 2-D).")
         return Spec.of([*indices.shape, weight.shape[1]], weight.dtype, common_device("embedding", [weight, indices]))
 
-    def access(op, weight, indices, padding_idx):
+    def access(op, weight, indices, padding_idx, by_frequency):
         row = () if weight.shape[1] == 1 else ((indices.ndim, 1),)
         return Read(IndexMap(((), row), (0, 0)), (Moved(1, whole(indices.shape), 0, False, POSITION.number),))
 
-    def vjp(g, out, weight, indices, padding_idx):
+    def vjp(g, out, weight, indices, padding_idx, by_frequency):
         ops = REGISTRY
+        if by_frequency:
+            zeros = ops["full"]((weight.spec.shape[0],), 0, dtype=g.spec.dtype, device=g.spec.device)
+            ones = ops["full"]((indices.spec.numel,), 1, dtype=g.spec.dtype, device=g.spec.device)
+            count = ops["index"](ops["index_add"](zeros, 0, ops["reshape"](indices, (-1,)), ones), (indices,))
+            g = ops["true_divide"](g, ops["unsqueeze"](count, -1))
         if padding_idx >= 0:
             padding = ops["unsqueeze"](ops["eq"](indices, padding_idx), -1)
             g = ops["masked_fill"](g, padding, 0)
         flat = ops["reshape"](g, (indices.spec.numel, weight.spec.shape[1]))
         return ops["index_add"](zeros_of(weight), 0, ops["reshape"](indices, (-1,)), flat), None
 
-    def reference(weight, indices, padding_idx=-1):
+    def reference(weight, indices, padding_idx=-1, by_frequency=False):
         return weight[indices]
 
     def samples(t):
@@ -276,7 +281,9 @@ class take_along_dim(Composite):
         def wide(x):
             return ops["expand"](x, tuple(x.spec.shape[j] if j == d else n for j, n in enumerate(common)))
 
-        return ops["gather"](wide(input), d, wide(indices))
+        places = wide(indices)
+        places = ops["where"](ops["lt"](places, 0), ops["add"](places, input.spec.shape[d]), places)  # here negative ones count from the end
+        return ops["gather"](wide(input), d, places)
 
     def meta(op, input, indices, dim):
         check_index_type("take_along_dim", indices, ("int64",))

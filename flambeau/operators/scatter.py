@@ -465,6 +465,12 @@ class index_fill(Scatter):
         found = written(input, d, index, value, "", True)
         return found if shape else ops["reshape"](found, ())
 
+    def vjp(g, out, input, dim, index, value):
+        rest = index_fill(g, dim, index, 0)
+        if is_number(value):
+            return rest, None, None
+        return rest, None, REGISTRY["reshape"](REGISTRY["sum"](REGISTRY["sub"](g, rest), None, False), tuple(value.spec.shape))
+
     def reference(input, dim, index, value):
         found = input.copy()
         found[(slice(None),) * (dim % input.ndim) + (index,)] = value
