@@ -107,7 +107,8 @@ def interpolate(f: Callable[[mpf], mpf], count: int) -> tuple[list[float], float
     """Coefficients of 1, x, x^2 ... of the polynomial through f at `count` Chebyshev points of [-1, 1], and its relative error."""
     angles = [mpmath.pi * (2 * i + 1) / (2 * count) for i in range(count)]
     values = [f(mpmath.cos(a)) for a in angles]
-    series = [mpmath.fsum(v * mpmath.cos(j * a) for v, a in zip(values, angles, strict=True)) * (2 if j else 1) / count for j in range(count)]
+    sums = [mpmath.fsum(v * mpmath.cos(j * a) for v, a in zip(values, angles, strict=True)) for j in range(count)]
+    series = [s * (2 if j else 1) / count for j, s in enumerate(sums)]
     before, now = [mpf(1)], [mpf(0), mpf(1)]  # Chebyshev polynomials by powers of x
     total = [mpf(0)] * count
     for c in series:

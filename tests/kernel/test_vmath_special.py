@@ -58,6 +58,7 @@ AROUND_ZERO: Ranges = ((-10, 10), (-0.5, 0.5), (-60, 60))
 POSITIVE: Ranges = ((0, 2.2), (1.9, 9), (7, 60))
 FEW = 10  # points in each range where mpmath is slow
 CASES = [
+    Case("ndtr", lambda x: mpmath.erfc(-x / mpmath.sqrt(2)) / 2, ((-8, 8), (-1, 1)), 2e-14),
     Case("erf", mpmath.erf, ((-6, 6), (-1, 1), (0.85, 1.05)), 2.5e-16),
     Case("erfc", mpmath.erfc, ((-6, 6), (0.4, 0.6), (0, 26)), 4e-16),
     Case("erfcx", erfcx, ((-20, 3), (0.4, 0.6), (0, 60)), 8e-16),
@@ -130,6 +131,7 @@ EDGES: dict[str, list[tuple[float, float]]] = {
     "erfcx": [(0.0, 1), (INF, 0), (-INF, INF), (-30, INF), (NAN, NAN)],
     "erfinv": [(0.0, 0), (1, INF), (-1, -INF), (1.5, NAN), (-INF, NAN), (5e-324, 5e-324)],
     "ndtri": [(0.0, -INF), (1, INF), (0.5, 0), (-0.1, NAN), (1.1, NAN), (NAN, NAN)],
+    "ndtr": [(0.0, 0.5), (INF, 1), (-INF, 0), (NAN, NAN)],
     "log_ndtr": [(INF, 0), (-INF, -INF), (NAN, NAN)],
     "lgamma": [(5e-324, 744.4400719213812), *((v, INF) for v in (0.0, -1, -2, INF, -INF, -1e300)), (1, 0), (2, 0), (NAN, NAN)],
     "digamma": [(0.0, -INF), (-0.0, INF), (-1, NAN), (INF, INF), (-INF, NAN), (NAN, NAN)],
@@ -281,3 +283,12 @@ def test_no_function_of_libm_is_called(machine: str) -> None:
         text = compiler.assembly(build(chosen, case.name, "f64", chosen.vector_bytes, 1, case.constants).text(), chosen)
         called = set(re.findall(r"^\s+(?:callq?|bl)\s+([A-Za-z_]\w*)", text, re.MULTILINE))
         assert all(re.fullmatch(ours, name) for name in called), (case.name, called)
+
+
+def test_erf_of_f32() -> None:
+    x = np.concatenate([points(((-5, 5), (-1, 1), (0.85, 1.05)), 300), [0.0, -0.0, INF, -INF, NAN, 1e-40]]).astype(np.float32)
+    got = evaluate("erf", x)
+    exact = np.array([float(mpmath.erf(mpf(float(v)))) for v in x])
+    assert np.nanmax(np.abs(got - exact) / np.spacing(np.abs(exact).astype(np.float32))) <= 1.3
+    np.testing.assert_array_equal(np.isnan(got), np.isnan(x))
+    np.testing.assert_array_equal(np.signbit(got[:-3]), np.signbit(x[:-3]))

@@ -10,7 +10,7 @@
     trigonometric     sin cos tan asin acos atan atan2
     roots             sqrt rsqrt cbrt hypot
     rounding          floor ceil trunc round fmod remainder floor_divide frexp ldexp nextafter
-    error_function    erf erfc erfcx erfinv ndtri log_ndtr
+    error_function    erf erfc erfcx erfinv ndtr ndtri log_ndtr
     gamma             lgamma digamma polygamma zeta
     incomplete_gamma  gammainc gammaincc
     bessel            i0 i0e i1 i1e k0 k1 scaled_k0 scaled_k1 j0 j1 y0 y1 spherical_j0
@@ -26,7 +26,7 @@ f16 and bf16: convert to f32 first. May not know: tensors, targets. Entry: the n
 from flambeau.kernel.vmath.airy import airy_ai
 from flambeau.kernel.vmath.arithmetic import copysign
 from flambeau.kernel.vmath.bessel import i0, i0e, i1, i1e, j0, j1, k0, k1, scaled_k0, scaled_k1, spherical_j0, y0, y1
-from flambeau.kernel.vmath.error_function import erf, erfc, erfcx, erfinv, log_ndtr, ndtri
+from flambeau.kernel.vmath.error_function import erf, erfc, erfcx, erfinv, log_ndtr, ndtr, ndtri
 from flambeau.kernel.vmath.exponential import exp, exp2, expm1, sigmoid, tanh
 from flambeau.kernel.vmath.gamma import digamma, lgamma, polygamma, zeta
 from flambeau.kernel.vmath.hyperbolic import acosh, asinh, atanh, cosh, sinh
@@ -96,6 +96,7 @@ __all__ = [
     "log_ndtr",
     "logaddexp",
     "logaddexp2",
+    "ndtr",
     "ndtri",
     "nextafter",
     "polygamma",

@@ -1,4 +1,4 @@
-"""The error function and its relatives: erf erfc erfcx erfinv ndtri log_ndtr.
+"""The error function and its relatives: erf erfc erfcx erfinv ndtr ndtri log_ndtr.
 
     y = erf(k, x)         # x f32 or f64, scalar or vector
 
@@ -21,6 +21,7 @@ from flambeau.kernel.vmath.arithmetic import (
     divide_words,
     fast_two_sum,
     polynomial,
+    polynomial_halves,
     power_of_two,
     round_to_integer,
     two_product,
@@ -87,8 +88,9 @@ def _near_zero(k: Function, x: Value, coefficients: tuple[float, ...]) -> Value:
 
 def _erf_f32(k: Function, x: Value) -> Value:
     a = at_most(k, absolute(k, x), 4.0)
-    near = k.fma(a, polynomial(k, a * a, ERF_SMALL_F32), a)
-    q = polynomial(k, a, LOG2_ERFC_F32)
+    square = a * a
+    near = k.fma(a, polynomial(k, square, ERF_SMALL_F32), a)
+    q = polynomial_halves(k, a, square, LOG2_ERFC_F32)
     n, biased = round_to_integer(k, q, 1.0, 127)
     far = k.fma(-polynomial(k, q - n, (1.0, *EXP2_F32)), power_of_two(k, biased, q), 1.0)
     return copysign(k, k.select(a < 0.92, near, far), x)
@@ -177,6 +179,11 @@ def ndtri(k: Function, p: Value) -> Value:
     inside = (p > 0.0) & (p < 1.0)
     x = k.select(inside, x, k.select(p.eq(0.0) | p.eq(1.0), k.const(p.type, INFINITY), k.const(p.type, NAN)))
     return k.select(low, -x, x)
+
+
+def ndtr(k: Function, x: Value) -> Value:
+    """Probability that a standard normal variable falls below x."""
+    return erfc(k, x.to(f64) * -INVERSE_ROOT_2).to(x.type.element) * 0.5
 
 
 def log_ndtr(k: Function, x: Value) -> Value:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 
 from flambeau.kernel.dsl import Function, Value
+from flambeau.kernel.types import f32
 from flambeau.kernel.vmath.arithmetic import (
     EXPONENT_BIAS,
     absolute,
@@ -21,6 +22,7 @@ from flambeau.kernel.vmath.arithmetic import (
     fast_two_sum,
     pick,
     polynomial,
+    polynomial_halves,
     power_of_two,
     round_to_integer,
     split_power,
@@ -94,24 +96,25 @@ def exp2(k: Function, x: Value) -> Value:
     return (polynomial(k, r, (1.0, *pick(x, EXP2_F32, EXP2_F64))) * s) * t
 
 
-def expm1_parts(k: Function, x: Value) -> tuple[Value, Value]:
-    """(p, s) with expm1(x) = s p + (s - 1), p = expm1(r), |r| <= ln2 / 2; x must not under- or overflow s."""
+def expm1_reduced(k: Function, x: Value, bias: int) -> tuple[Value, Value]:
+    """(p, s): p = expm1(r), x = n ln2 + r, |r| <= ln2 / 2, s = 2^n with the exponent's bias replaced by `bias`."""
     c1, c2 = pick(x, LN2_F32, LN2_F64)
-    n, biased = round_to_integer(k, x, 1.0 / math.log(2.0), EXPONENT_BIAS[x.type.element.name])
-    r = k.fma(n, -c2, k.fma(n, -c1, x))
-    p = k.fma(r * r, polynomial(k, r, pick(x, EXPM1_F32, EXPM1_F64)), r)
-    return p, power_of_two(k, biased, x)
+    n, biased = round_to_integer(k, x, 1.0 / math.log(2.0), bias)
+    first = k.fma(n, -c1, x)
+    r = k.fma(n, -c2, first)
+    square = r * r
+    q = polynomial_halves(k, r, square, pick(x, EXPM1_F32, EXPM1_F64))
+    if x.type.element is f32:
+        return k.fma(square, q, r), power_of_two(k, biased, x)
+    # f64 comes close to 2 ulp beside n = 1 without what r lost
+    return k.fma(square, q, k.fma(n, -c2, first - r)) + r, power_of_two(k, biased, x)
 
 
 def expm1(k: Function, x: Value) -> Value:
     """e**x - 1, right for small x."""
-    c1, c2 = pick(x, LN2_F32, LN2_F64)
     bounded = at_most(k, at_least(k, x, pick(x, -80.0, -600.0)), pick(x, 89.0, 710.0))
     # half of 2^n, so that the last binade does not overflow before its sum is known
-    n, biased = round_to_integer(k, bounded, 1.0 / math.log(2.0), EXPONENT_BIAS[x.type.element.name] - 1)
-    r = k.fma(n, -c2, k.fma(n, -c1, bounded))
-    p = k.fma(r * r, polynomial(k, r, pick(x, EXPM1_F32, EXPM1_F64)), r)
-    half = power_of_two(k, biased, x)
+    p, half = expm1_reduced(k, bounded, EXPONENT_BIAS[x.type.element.name] - 1)
     y = k.fma(half, p, half - 0.5) * 2.0
     return copysign(k, k.select(absolute(k, x) < 0.25, p, y), x)  # n = 0: halving would lose bits of subnormals
 
@@ -135,6 +138,6 @@ def sigmoid(k: Function, x: Value) -> Value:
 def tanh(k: Function, x: Value) -> Value:
     """tanh x = e / (e + 2) with e = expm1(2 |x|)."""
     a = at_most(k, absolute(k, x), pick(x, 10.0, 20.0))
-    p, s = expm1_parts(k, a + a)
+    p, s = expm1_reduced(k, a + a, EXPONENT_BIAS[x.type.element.name])
     e = k.fma(s, p, s - 1.0)
     return copysign(k, quotient_with_sum(k, e, e, 2.0), x)
