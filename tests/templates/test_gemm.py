@@ -16,8 +16,7 @@ from flambeau.templates.launch import Lowered
 
 KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
 NATIVE = targets.current()
-TARGETS = [t for t in ("native", "avx512", "avx2") if NATIVE.arch == "x86_64"] or ["native"]
-ITEM_BYTES = 64  # slack around every operand, filled with a value that would show
+TARGETS = ["native", "avx2"] if NATIVE.arch == "x86_64" else ["native"]
 FLOATS = ("float32", "float64", "float16", "bfloat16")
 INTEGERS = ("int8", "uint8", "int16", "int32", "int64")
 COMPLEX = ("complex64", "complex128")
@@ -159,9 +158,17 @@ LAYOUTS = ("row", "column", "slice", "column slice", "strided", "row broadcast",
 
 @pytest.mark.parametrize("dtype", FLOATS + INTEGERS)
 def test_sizes(dtype, target, rng):
-    for _ in range(12):
+    for _ in range(10):
         m, n, k = rng.integers(1, 71, 3)
         check(operand(rng, (m, k), "row", dtype), operand(rng, (k, n), "row", dtype), dtype)
+
+
+@pytest.mark.skipif(not NATIVE.has("amx-bf16"), reason="the other tests have no tiles either")
+def test_bfloat16_without_tiles(rng):
+    with targets.override("avx512"):
+        for m, n, k in ((13, 70, 50), (33, 20, 500), (2, 300, 1000)):
+            for layout in ("row", "column"):
+                check(operand(rng, (m, k), "row", "bfloat16"), operand(rng, (k, n), layout, "bfloat16"), "bfloat16")
 
 
 @pytest.mark.parametrize("layout_a", LAYOUTS)
@@ -204,7 +211,7 @@ def test_larger(dtype, shape, rng):
 
 @pytest.mark.parametrize("dtype", ("float32", "float16", "bfloat16"))
 def test_few_rows_past_a_long_matrix(dtype, target, rng):
-    for m in (1, 2, 3, 5, 8, 17, 40):
+    for m in (1, 2, 5, 17, 40):
         n, k = 701, 1000 + m
         for layout in ("row", "column"):
             check(operand(rng, (m, k), "row", dtype), operand(rng, (k, n), layout, dtype), dtype, threads=2, rng=rng)
@@ -212,7 +219,7 @@ def test_few_rows_past_a_long_matrix(dtype, target, rng):
 
 
 def test_few_columns(target, rng):
-    for m, n, k in itertools.product((1, 7, 16, 37), (1, 3, 8, 17), (1, 4, 40)):
+    for m, n, k in itertools.product((1, 7, 37), (1, 8, 17), (1, 40)):
         check(operand(rng, (m, k), "row", "float32"), operand(rng, (k, n), "row", "float32"), "float32")
         check(operand(rng, (m, k), "column", "float32"), operand(rng, (k, n), "slice", "float32"), "float32")
 
