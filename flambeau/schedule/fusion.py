@@ -245,14 +245,14 @@ class _Scheduler:
                 v.spec.numel == 1 for v, _ in leaves)
         if domain == group.domain:
             return all(self._is_aligned(v, m, group) for v, m in inside)
-        if group.reduced and inside and domain in group.row_shapes:
+        if group.reduced and (inside or node.op.kind == INDEXING) and domain in group.row_shapes:
             lift = self._row_map(group, domain)
             return all(self._is_aligned(v, compose(m, lift), group) for v, m in inside)
         return False
 
     def _joins_over_units(self, group: _Group, root: Value, domain, reduced, inside) -> bool:
         """A reduction of everything over a group's row values (the mean of per-row losses)."""
-        if not inside or len(reduced) != len(domain) or group.split or not group.reduced or domain not in group.row_shapes:
+        if not (inside or group.over_units) or len(reduced) != len(domain) or group.split or not group.reduced or domain not in group.row_shapes:
             return False
         if any(r.node.op.kind in (POINTWISE, INDEXING) and tuple(r.spec.shape) == group.domain for r in group.roots):
             return False
