@@ -246,7 +246,7 @@ def against_probabilities(x, target, weight, reduction: str, smoothing: float):
 
 # ------------------------------------------------------------------ margins
 def check_rows(name: str, x: Spec) -> None:
-    if x.ndim not in (1, 2) or 0 in x.shape[-1:]:
+    if x.ndim > 2 or 0 in x.shape[-1:]:
         raise RuntimeError(f"{name}: Expected non-empty vector or matrix with optional 0-dim batch size, but got: {list(x.shape)}.")
 
 
@@ -263,10 +263,10 @@ class multi_margin_loss(Loss):
         check_rows("multi_margin_loss", x.spec)
         if p not in (1, 2):
             raise ValueError(f"multi_margin_loss: only p == 1 and p == 2 supported, got p={p}.")
-        classes = x.spec.shape[-1]
+        classes = x.spec.shape[-1] if x.spec.ndim else 1
         if weight is not None and tuple(weight.spec.shape) != (classes,):
             raise RuntimeError(f"multi_margin_loss: inconsistent weight size: expected [{classes}] but got {list(weight.spec.shape)}.")
-        single = x.spec.ndim == 1
+        single = x.spec.ndim < 2
         rows, labels = (ops["reshape"](x, (1, classes)), ops["reshape"](target, (1,))) if single else (x, target)
         if labels.spec.ndim != 1 or labels.spec.shape[0] != rows.spec.shape[0]:
             raise RuntimeError(f"multi_margin_loss: inconsistent target size, expected [{rows.spec.shape[0]}] but got {list(target.spec.shape)}.")
@@ -307,7 +307,7 @@ class multilabel_margin_loss(Loss):
         if target.spec.shape != x.spec.shape:
             raise RuntimeError(f"multilabel_margin_loss: inconsistent target size: {list(target.spec.shape)} for input of size: {list(x.spec.shape)}.")
         single = x.spec.ndim < 2
-        classes = x.spec.shape[-1]
+        classes = x.spec.shape[-1] if x.spec.ndim else 1
         rows = ops["reshape"](x, (1, classes)) if single else x
         labels = ops["reshape"](target, (1, classes)) if single else target
         n = rows.spec.shape[0]
