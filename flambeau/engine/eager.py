@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from flambeau.core.spec import NumberSpec, Spec
+from flambeau.engine import dense
 from flambeau.engine.plan import Plan, make_plan
 from flambeau.ir import tracing
 from flambeau.ir.graph import Graph, infer, number_spec, specs_of
@@ -42,9 +43,9 @@ class Info:
     def __init__(self, op: Op, args: tuple):
         """`args` holds specs where tensors go, and number specs for run-time numbers."""
         self.op, self.args = op, args
-        self.specs: tuple[Spec, ...] = infer(op, args)
         self.view: tuple | None = None
         self.plan: Plan | None = None
+        self.specs: tuple[Spec, ...] = infer(op, args)
         self.analyses: dict = {}
         self.by_bits: dict = {}  # which inputs need a gradient -> analysis
         self.positions = None if any(p.role == "Tensors" for p in op.params) else tuple(
@@ -57,12 +58,16 @@ class Info:
         """The graph of this one op; run-time numbers are inputs too."""
         graph = Graph()
         args = map_specs(graph.input, self.op, self.args)
-        graph.outputs = list(graph.add(self.op, args))
+        graph.outputs = list(graph.add(self.op, args, specs=self.specs))
         return graph
 
     def make_plan(self) -> Plan:
-        where = self.specs[0].device if self.specs else None
-        self.plan = make_plan(self.graph(), where)
+        key = dense.dense_key(self.op, self.args, self.specs)
+        self.plan = dense.derived(key, self.specs[0]) if key is not None else None
+        if self.plan is None:
+            self.plan = make_plan(self.graph(), self.specs[0].device if self.specs else None)
+            if key is not None:
+                dense.remember(key, self.plan, self.specs[0])
         return self.plan
 
 
@@ -134,6 +139,7 @@ def info_for(op: Op, args: tuple) -> Info:
 def forget_plans() -> None:
     """Drop every plan: something all of them depend on (threads, target, default dtype) has changed."""
     _infos.clear()
+    dense.forget()
     for table in other_plans:
         table.clear()
     for op in REGISTRY.values():

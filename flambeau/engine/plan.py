@@ -9,6 +9,7 @@ the eager fast path needs nothing else. May not know: tensors, autograd.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -126,6 +127,17 @@ class Plan:
                 return None
         entry = with_scratch(step.entry, self.scratch) if self.scratch else step.entry
         return entry, tuple(spec for _, spec, _, _ in self.outputs), step.block
+
+    def resized(self, spec: Spec, words: tuple[int, ...]) -> Plan:
+        """This one-kernel plan with another parameter block and spec of its one result."""
+        plan = copy.copy(self)
+        prepare(spec)
+        step = self.steps[0]
+        plan.steps = [Launch(step.entry, step.positions, launch.block(words), step.name, False)]
+        plan.temps, plan.outputs = [spec], [(self.inputs, spec, 0, False)]
+        plan.native = (self.native[0], (spec,), plan.steps[0].block)
+        plan.fast = (self.native[0], spec, plan.steps[0].block)
+        return plan
 
     def run(self, inputs: Sequence[int | float], keep: Any = None) -> list[int]:
         """Run over the inputs' addresses (and numbers); returns the memory list. The caller owns the outputs' blocks."""

@@ -106,9 +106,9 @@ class Graph:
         self.inputs.append(value)
         return value
 
-    def add(self, op: Op, args: tuple, source: str = "") -> tuple[Value, ...]:
-        """Append `op(*args)`; args hold Values where tensors go."""
-        node = Node(op, args, infer(op, args), source)
+    def add(self, op: Op, args: tuple, source: str = "", specs: tuple[Spec, ...] | None = None) -> tuple[Value, ...]:
+        """Append `op(*args)`; args hold Values where tensors go. `specs` of the outputs, if they are known, are not inferred again."""
+        node = Node(op, args, specs or infer(op, args), source)
         self.nodes.append(node)
         return node.outputs
 

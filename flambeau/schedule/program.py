@@ -43,6 +43,12 @@ PIECE_ELEMENTS = 16384  # of this size: fixed, so that the order of summation is
 STREAMING_BYTES = 8 << 20  # outputs from here on bypass the cache
 
 
+def dense_map_params(length: int, expensive: bool) -> tuple[int, ...]:
+    """The parameter block of a map over one dense dim: what `NestBuilder.finish` gives for it."""
+    grain = max(1, (GRAIN_EXPENSIVE if expensive else GRAIN_ELEMENTS) // max(1, min(CHUNK_ELEMENTS, length)))
+    return -(-length // CHUNK_ELEMENTS), grain, CHUNK_ELEMENTS, length
+
+
 class Access:
     """Steps in elements over the domain dims, and a constant offset."""
 
