@@ -136,9 +136,10 @@ class matrix_norm(Composite):
             raise RuntimeError(message(name, "order must be one of 'fro', 'nuc', inf, -inf, 1, -1, 2, -2", f"{ord!r} (Order {ord} not supported)"))
         first, second = (rows, columns) if abs(ord) == 1 else (columns, rows)
         sums = vector_norm(A, 1, first, True)
-        if ord > 0 and not A.spec.shape[second]:
-            raise RuntimeError(message(name, f"cannot compute the {ord} norm of an empty matrix", f"shape {list(A.spec.shape)}"))
-        found = ops["amax" if ord > 0 else "amin"](sums, second, True)
+        if ord > 0 and not A.spec.shape[second]:  # nothing to take the largest of: 0
+            found = ops["sum"](sums, second, True)
+        else:
+            found = ops["amax" if ord > 0 else "amin"](sums, second, True)
         return found if keepdim else ops["squeeze"](found, (rows, columns))
 
     def reference(A, ord="fro", dim=(-2, -1), keepdim=False, *, dtype=None):
