@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from flambeau.namespace import names_of
 from flambeau.nn.indexing_forms import *  # noqa: F403
+from flambeau.nn.loss_forms import *  # noqa: F403
 from flambeau.nn.pooling_forms import *  # noqa: F403
 
 __getattr__, __dir__ = names_of("nn.functional.", globals())

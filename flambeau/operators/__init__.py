@@ -12,3 +12,5 @@ from flambeau.operators import sorting  # noqa: F401
 from flambeau.operators import adaptive_pooling, pool_forms, pooling  # noqa: F401
 from flambeau.operators import losses, losses_class, losses_distance  # noqa: F401
 from flambeau.operators import norms, statistics  # noqa: F401
+from flambeau.operators import losses_sequence  # noqa: F401
+from flambeau.operators import nonlinear, polynomials, special  # noqa: F401

@@ -393,7 +393,8 @@ class matrix_power(Composite):
 
     def body(x, n):
         if n == 0:
-            eye = REGISTRY["eye"](x.spec.shape[-1], None, dtype=x.spec.dtype, device=x.spec.device)
+            n_rows = x.spec.shape[-1]
+            eye = REGISTRY["identity_matrix"](n_rows, n_rows, dtype=x.spec.dtype, device=x.spec.device)
             return REGISTRY["contiguous_copy"](REGISTRY["expand"](eye, tuple(x.spec.shape)))
         if n < 0:
             x, n = REGISTRY["linalg_inv"](x), -n
