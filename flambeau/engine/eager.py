@@ -208,8 +208,8 @@ def trace_op(recorder: tracing.Recorder, op: Op, args: tuple) -> Any:
     outs = tuple(hooks.wrap_traced(recorder, v) for v in values)
     if op.kind == VIEW:
         outs[0]._view = (args[0], op, args)
-    info = Info(op, normalise(op, args)) if recorder.symbolic else info_for(op, args)
-    hooks.record(info, args, outs)
+    if any([t.needs_grad for t in op.tensors(args)]):
+        hooks.record(Info(op, normalise(op, args)) if recorder.symbolic else info_for(op, args), args, outs)
     return outs[0] if op.outputs == 1 else outs
 
 

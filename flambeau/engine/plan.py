@@ -22,6 +22,7 @@ from flambeau.passes.decompose import decompose
 from flambeau.runtime import errors, launch, sim
 from flambeau.runtime.allocator import size_class as cpu_size_class
 from flambeau.schedule.fusion import schedule
+from flambeau.templates.launch import Recipe
 from flambeau.schedule.steps import ERROR, Buffer, Schedule, Scratch, Shifted, Step
 
 
@@ -57,6 +58,18 @@ class Launch:
     def __init__(self, entry, positions: tuple[int, ...], block, name: str, may_fail: bool):
         self.entry, self.positions, self.name, self.may_fail = entry, positions, name, may_fail
         self.words, self.block = block, block.address
+
+
+_addresses: dict[tuple[str, Recipe], int] = {}
+
+
+def address_of(recipe: Recipe) -> int:
+    """A kernel's address; recipes met before are found by hash, not by their printed form."""
+    key = (target.current().key, recipe)
+    found = _addresses.get(key)
+    if found is None:
+        found = _addresses[key] = cache.address(recipe.name, recipe.parameters, recipe.build)
+    return found
 
 
 class Call:
@@ -107,7 +120,7 @@ class Plan:
                 continue
             fails = ERROR in s.operands
             self.may_fail |= fails
-            address = cache.address(s.recipe.name, s.recipe.parameters, s.recipe.build)
+            address = address_of(s.recipe)
             self.steps.append(Launch(launch.entry(address), tuple(place(o) for o in s.operands), launch.block(s.params), s.name, fails))
         self.outputs = [(position[b], spec, offset * spec.dtype.itemsize, b.role == "input") for b, spec, offset in result.outputs]
         kept = {p for p, *_ in self.outputs}
