@@ -5,6 +5,8 @@ Functions are the ops' declarations (`operators/`), made when first asked for; t
 
 from __future__ import annotations
 
+import importlib
+
 import flambeau.operators
 from flambeau import autograd, cpu, fft, func, linalg, nn, sim, special
 from flambeau._tensor import Tensor, install_methods
@@ -75,7 +77,9 @@ _declared, __dir__ = names_of("", globals())
 
 
 def __getattr__(name: str):
-    """Ops by name, and the functions for files, whose package is loaded when first used."""
+    """Ops by name, sub-packages, and the functions for files, whose package is loaded when first used."""
+    if name in ("optim", "utils"):
+        return importlib.import_module(f"flambeau.{name}")
     if name not in ("load", "save", "serialization"):
         return _declared(name)
     import flambeau.serialization as serialization
