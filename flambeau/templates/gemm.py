@@ -30,7 +30,7 @@ ONE_TILE = 9  # one register tile holds all rows: b is read once
 FEW_COLUMNS = 16  # the same of b, whose panels would be mostly empty
 PLAIN_DEPTH, PLAIN_BYTES = 768, 3 << 19  # a panel of b that stays in L1 or nearly, all of b in L2
 NARROW = 128  # each line of the long operand is used so few times that packing it does not pay
-MANY_ROWS = 512  # each panel of b is used so many times that all of it should be packed once
+MANY_ROWS = 1024  # each panel of b is used so many times that all of it should be packed once
 STREAM_BYTES = 1 << 20
 
 

@@ -13,7 +13,7 @@ May not know: blocks, threads, what the panels are for. Entry: `pack_function`, 
 from __future__ import annotations
 
 from flambeau.kernel.dsl import Function, Module, Value
-from flambeau.kernel.types import Type, i1, i64, ptr
+from flambeau.kernel.types import Type, i64, ptr
 
 DEPTH_ALIGN = 16  # panels are stored with a depth rounded up to this: the transpose writes whole squares
 
@@ -100,60 +100,74 @@ def _pack_lines(k: Function, memory: Type, compute: Type, width: int, lanes: int
     """Line by line of the matrix, a few at a time over all panels: reads run on along the rows."""
     source, _, step, count, depth, out, panel = k.args
     vectors = -(-width // lanes)
-    narrow = k.const(i1.vec(lanes), True) if width % lanes == 0 else k.tail_mask(k.const(i64, width % lanes), lanes)
+    narrow = k.tail_mask(k.const(i64, width % lanes), lanes) if width % lanes else None
     whole = count // width * width
 
-    def lines(p: Value, many: int) -> None:
-        at = k.offset(source, p * step, memory)
-        to = k.offset(out, p * width, compute)
-
-        def copy(i: Value, target: Value, careful: bool) -> None:
-            for u in range(many):
-                line = at if u == 0 else k.offset(at, step * u, memory)
-                for v in range(vectors):
-                    cut = narrow if v == vectors - 1 and width % lanes else None
-                    mask = k.tail_mask(count - i - v * lanes, lanes) if careful else cut
-                    value = k.load(line, memory.vec(lanes), i + v * lanes, mask=mask).to(compute)
-                    k.store(target, value, u * width + v * lanes, mask=cut)
-
-        with k.range(0, whole, width) as i:
-            copy(i, k.offset(to, i // width * panel, compute), False)
-        with k.when(whole < count):
-            copy(whole, k.offset(to, whole // width * panel, compute), True)
+    def copy(p: Value, i: Value, many: int, masks: list[Value | None]) -> None:
+        at, to = k.offset(source, p * step, memory), k.offset(out, i // width * panel + p * width, compute)
+        for u in range(many):
+            line = at if u == 0 else k.offset(at, step * u, memory)
+            for v in range(vectors):
+                cut = narrow if v == vectors - 1 else None
+                value = k.load(line, memory.vec(lanes), i + v * lanes, mask=masks[v] or cut).to(compute)
+                k.store(to, value, u * width + v * lanes, mask=cut)
 
     few = depth & -4
-    with k.range(0, few, 4) as p:
-        lines(p, 4)
-    with k.range(few, depth) as p:
-        lines(p, 1)
+    with k.range(0, few, 4) as p, k.range(0, whole, width) as i:
+        copy(p, i, 4, [None] * vectors)
+    with k.range(few, depth) as p, k.range(0, whole, width) as i:
+        copy(p, i, 1, [None] * vectors)
+    with k.when(whole < count):
+        masks = [k.tail_mask(count - whole - v * lanes, lanes) for v in range(vectors)]
+        with k.range(0, depth) as p:
+            copy(p, whole, 1, masks)
+
+
+def _square_function(module: Module, name: str, memory: Type, compute: Type, width: int, lanes: int) -> Function:
+    """name(source, stride, out): `lanes` rows, `stride` bytes apart, of as many elements, to as many lines of a panel."""
+    k = module.function(name, [("source", ptr), ("stride", i64), ("out", ptr)], internal=True)
+    source, stride, out = k.args
+    rows = [k.load(k.offset(source, stride * i), memory.vec(lanes)).to(compute) for i in range(lanes)]
+    for j, line in enumerate(transposed(k, rows)):  # in rising order: where lines overlap, the later one holds the truth
+        k.store(out, line, j * width)
+    k.ret()
+    return k
 
 
 def _pack_squares(k: Function, memory: Type, compute: Type, width: int, lanes: int) -> None:
-    """Squares of `lanes` rows, transposed."""
+    """Squares of the matrix, transposed; those at its edges by way of a copy, so that nothing outside is read."""
     source, stride, _, count, depth, out, panel = k.args
+    square = _square_function(k.module, f"{k.name}_square", memory, compute, width, lanes)
     vectors = -(-width // lanes)
-    with k.range(0, count, width) as first:
-        # Rows past the edge repeat the last one, so that nothing outside the matrix is read.
-        corner, last = k.offset(source, first * stride, memory), count - 1 - first
-        rows = [k.offset(corner, k.minimum(last, i) * stride, memory) for i in range(vectors * lanes)]
-        to = k.offset(out, first // width * panel, compute)
-
-        def square(p: Value, mask: Value | None) -> None:
+    copy = k.stack(lanes * lanes * memory.size)
+    with k.range(0, count, width) as first, k.range(0, vectors) as back:
+        # The last vector of the lines goes first: it may run into the line behind, which the others then write.
+        part = (vectors - 1 - back) * lanes
+        row, last = first + part, count - 1
+        to = k.offset(out, first // width * panel + part, compute)
+        with k.range(0, depth, lanes) as p:
             target = k.offset(to, p * width, compute)
-            columns = []
-            for v in range(vectors):
-                part = [k.load(row, memory.vec(lanes), p, mask=mask).to(compute) for row in rows[v * lanes : (v + 1) * lanes]]
-                columns.append(transposed(k, part))
-            # Line by line: where lines overlap, the later one holds the truth.
-            for j in range(lanes):
-                for v in range(vectors):
-                    k.store(target, columns[v][j], j * width + v * lanes)
 
-        whole = depth & -lanes
-        with k.range(0, whole, lanes) as p:
-            square(p, None)
-        with k.when(whole < depth):
-            square(whole, k.tail_mask(depth - whole, lanes))
+            def inside(p: Value = p, row: Value = row, target: Value = target) -> None:
+                k.call(square, k.offset(source, row * stride + p, memory), stride * memory.size, target)
+
+            def at_edge(p: Value = p, row: Value = row, target: Value = target, last: Value = last) -> None:
+                left = k.minimum(depth - p, lanes)
+                with k.range(0, lanes) as i:  # rows past the last one repeat it
+                    line = k.offset(source, k.minimum(row + i, last) * stride + p, memory)
+
+                    def whole(line: Value = line, i: Value = i) -> None:
+                        k.store(copy, k.load(line, memory.vec(lanes)), i * lanes)
+
+                    def partly(line: Value = line, i: Value = i, left: Value = left) -> None:
+                        k.store(copy, k.const(memory.vec(lanes), 0), i * lanes)
+                        with k.range(0, left) as q:
+                            k.store(copy, k.load(line, memory, q), i * lanes + q)
+
+                    k.when_else(left.eq(lanes), whole, partly)
+                k.call(square, copy, lanes * memory.size, target)
+
+            k.when_else((row + lanes > count) | (p + lanes > depth), at_edge, inside)
 
 
 def _pack_elements(k: Function, memory: Type, compute: Type, width: int) -> None:
