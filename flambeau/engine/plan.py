@@ -136,8 +136,12 @@ class Plan:
         if not isinstance(step, Launch) or step.positions != tuple(range(self.inputs + count + len(self.scratch))):
             return None
         for i, (position, spec, offset, is_input) in enumerate(self.outputs):
-            if is_input or offset or position != self.inputs + i or spec is not self.temps[i]:
+            made = self.temps[i]
+            same = spec is made or (spec.contiguous and made.contiguous and spec.numel == made.numel)  # shown in another shape
+            if is_input or offset or position != self.inputs + i or not same:
                 return None
+        for _, spec, _, _ in self.outputs:
+            prepare(spec)
         entry = with_scratch(step.entry, self.scratch) if self.scratch else step.entry
         return entry, tuple(spec for _, spec, _, _ in self.outputs), step.block
 

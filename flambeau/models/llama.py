@@ -15,6 +15,7 @@ from typing import Any
 import flambeau
 from flambeau import Tensor, nn
 from flambeau.nn import functional as F
+from flambeau.operators.rotary import rotate_pairs
 
 
 @dataclass(frozen=True)
@@ -113,13 +114,7 @@ class Attention(nn.Module):
 
 def rotate(x: Tensor, rotation: tuple[Tensor, Tensor], interleaved: bool) -> Tensor:
     """x [B, H, T, D] turned by the angles of its positions; cos and sin are [T, D / 2]."""
-    cos, sin = rotation
-    if interleaved:
-        even, odd = x[..., 0::2], x[..., 1::2]
-        return flambeau.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(-2)
-    half = x.shape[-1] // 2
-    first, second = x[..., :half], x[..., half:]
-    return flambeau.cat((first * cos - second * sin, second * cos + first * sin), -1)
+    return rotate_pairs(x, *rotation, interleaved)
 
 
 class MLP(nn.Module):

@@ -14,3 +14,4 @@ from flambeau.operators import losses, losses_class, losses_distance  # noqa: F4
 from flambeau.operators import norms, statistics  # noqa: F401
 from flambeau.operators import losses_sequence  # noqa: F401
 from flambeau.operators import nonlinear, polynomials, special  # noqa: F401
+from flambeau.operators import rotary  # noqa: F401
