@@ -15,7 +15,7 @@ from flambeau.interop.arrays import from_numpy
 from flambeau.ir.op import REGISTRY
 from flambeau.operators.powers import SIMPLE
 
-__all__ = ["allclose", "equal", "pow", "where"]
+__all__ = ["allclose", "equal", "polygamma", "pow", "where"]
 
 _power, _power_of_number = REGISTRY["power"], REGISTRY["power_of_number"]
 
@@ -79,6 +79,11 @@ def equal(input: Tensor, other: Tensor) -> bool:
     return bool(REGISTRY["all"](REGISTRY["eq"](input, other)).item())
 
 
+def polygamma(n: int, input: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """The n-th derivative of digamma. Raises: RuntimeError for a negative n."""
+    return REGISTRY["polygamma"](input, n, out=out)
+
+
 # ---------------------------------------------------------------------- operators that write in place
 IN_PLACE_OPERATORS = {
     "__iadd__": "add", "__isub__": "sub", "__imul__": "mul", "__itruediv__": "true_divide", "__idiv__": "true_divide",
@@ -112,6 +117,6 @@ def install() -> None:
         setattr(Tensor, name, _writer(op))
     for name, function in (
         ("pow", pow), ("pow_", pow_), ("__pow__", _power_operator), ("__ipow__", pow_), ("where", _where_method), ("allclose", allclose),
-        ("equal", equal),
+        ("equal", equal), ("polygamma", REGISTRY["polygamma"].function), ("polygamma_", REGISTRY["polygamma"].in_place),
     ):
         setattr(Tensor, name, function)

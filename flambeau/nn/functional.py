@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from flambeau.namespace import names_of
+from flambeau.nn.activation_forms import *  # noqa: F403
+from flambeau.nn.attention_forms import *  # noqa: F403
 from flambeau.nn.indexing_forms import *  # noqa: F403
 from flambeau.nn.loss_forms import *  # noqa: F403
 from flambeau.nn.pooling_forms import *  # noqa: F403

@@ -15,3 +15,4 @@ from flambeau.operators import norms, statistics  # noqa: F401
 from flambeau.operators import losses_sequence  # noqa: F401
 from flambeau.operators import nonlinear, polynomials, special  # noqa: F401
 from flambeau.operators import rotary  # noqa: F401
+from flambeau.operators import attention, bags  # noqa: F401
