@@ -37,7 +37,7 @@ class rotate_pairs(Composite):
             sign = ops["reshape"](sign, (2, 1))
         swapped = ops["reverse"](pairs, (pairs.spec.ndim + dim,))
         turned = ops["add"](ops["mul"](pairs, ops["unsqueeze"](cos, dim)), ops["mul"](swapped, ops["mul"](ops["unsqueeze"](sin, dim), sign)))
-        return ops["reshape"](turned, tuple(shape))
+        return ops["reshape"](ops["contiguous_copy"](turned), tuple(shape))  # the copy fuses; its result can be shown in another shape
 
     def vjp(g, out, input, cos, sin, interleaved):
         back = rotate_pairs(g, cos, REGISTRY["neg"](sin), interleaved)

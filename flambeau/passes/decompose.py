@@ -6,7 +6,7 @@ from typing import Any
 
 from flambeau.core.spec import NumberSpec
 from flambeau.ir.graph import Graph, Node, Value, map_values
-from flambeau.ir.op import COMPOSITE
+from flambeau.ir.op import COMPOSITE, REGISTRY
 from flambeau.ir.tracing import trace
 
 
@@ -38,7 +38,15 @@ def _inline(node: Node, env: dict[Value, Any], result: Graph) -> None:
         _inline(n, inner, result)
     flat = outs if isinstance(outs, tuple) else (outs,)
     for old, new in zip(node.outputs, flat):
-        env[old] = inner[new]
+        env[old] = _in_declared_layout(inner[new], old, result)
+
+
+def _in_declared_layout(value: Value, declared: Value, result: Graph) -> Value:
+    """The body's result laid out as the composite's meta says (a pointwise copy, which fuses)."""
+    wanted, found = declared.spec.plain(), value.spec.plain()
+    if found.strides == wanted.strides or not wanted.contiguous or found.contiguous:
+        return value
+    return result.add(REGISTRY["contiguous_copy"], (value,))[0]
 
 
 def _values(args: tuple) -> list[Value]:
