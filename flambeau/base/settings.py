@@ -15,7 +15,7 @@ Enter at: `settings` (the values), `Settings` (the declarations, at the end of t
         ...
 
 Reading costs one attribute access. `settings.epoch` grows with every change, so that a cache which depends on settings can be
-checked by comparing one integer. Values belong to the process, not to a thread.
+checked by comparing one integer; `settings.watch` calls whoever must not pay for that. Values belong to the process, not to a thread.
 """
 
 from __future__ import annotations
@@ -219,9 +219,11 @@ class Settings:
     # Class attributes above are declarations until `_declare` (below) has collected them.
     epoch: int
     _variables: dict[str, Variable] = {}
+    _watchers: list[tuple[frozenset[str], Callable[[], object]]]
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
         self.__dict__["epoch"] = 0
+        self.__dict__["_watchers"] = []
         self.load(os.environ if environ is None else environ)
 
     def load(self, environ: Mapping[str, str]) -> None:
@@ -238,6 +240,13 @@ class Settings:
     def scope(self, **changes: Value) -> Scope:
         """A context in which settings have other values: `with settings.scope(debug=2): ...`."""
         return Scope(self, changes)
+
+    def watch(self, callback: Callable[[], object], *names: str) -> None:
+        """Call `callback` whenever one of the named settings has got another value."""
+        for name in names:
+            if name not in self._variables:
+                raise AttributeError(message("settings", f"there is no setting {name!r}", step=did_you_mean(name, self._variables)))
+        self._watchers.append((frozenset(names), callback))
 
     def __setattr__(self, name: str, value: Value) -> None:
         self._assign({name: self._checked(name, value)})
@@ -263,9 +272,13 @@ class Settings:
         return declared.check(value, name)
 
     def _assign(self, values: Mapping[str, Value]) -> None:
-        """The one place that changes values, so that `epoch` can be trusted."""
+        """The one place that changes values, so that `epoch` and watchers can be trusted."""
+        changed = {name for name, value in values.items() if self.__dict__.get(name) != value}
         self.__dict__.update(values)
         self.__dict__["epoch"] += 1
+        for names, callback in self._watchers:
+            if not changed.isdisjoint(names):
+                callback()
 
 
 def _declare(cls: type[Settings]) -> None:

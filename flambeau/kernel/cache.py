@@ -16,8 +16,9 @@ to the user alone; whatever else is found under their name is ignored and rewrit
 share one file and one address. When the folder outgrows `settings.cache_bytes`, what was not used for longest
 goes. Processes need no lock between them: at worst two compile the same kernel.
 
-`FLAMBEAU_DUMP=dir` writes each compiled module as NNN-name-digest.ll, .opt.ll and .s; an edited copy of the .ll
-(with or without its number) in `FLAMBEAU_OVERRIDE` is compiled instead of what `build` prints.
+`FLAMBEAU_DUMP=dir` writes each module as NNN-name-digest.ll, .opt.ll and .s; an edited copy of the .ll
+(with or without its number) in `FLAMBEAU_OVERRIDE` is compiled instead of what `build` prints. Who wants to see
+code (a dump, a debug level of 6) gets all of it: kernels on disk are compiled again.
 
 May not know: what kernels compute, how they are launched. Entry: `address`, `symbols`, `statistics`.
 """
@@ -28,16 +29,15 @@ import dataclasses
 import functools
 import hashlib
 import importlib.util
-import itertools
 import os
 import re
-import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from flambeau.base import stages
 from flambeau.base.settings import settings
 from flambeau.kernel import compile as compiler
 from flambeau.kernel import elf, store
@@ -77,7 +77,6 @@ def statistics() -> Statistics:
 # ---------------------------------------------------------------------- the way to an address
 _memory: dict[tuple[str, str, Target], Symbols] = {}
 _by_content: dict[bytes, Symbols] = {}
-_numbers = itertools.count(1)
 _lock = threading.RLock()  # re-entrant: a build may ask for the address of another kernel
 
 
@@ -137,7 +136,7 @@ def _missing(request: _Request, build: Build) -> Symbols:
     environment = _environment(target, _sources_of(build))
     disk = store.opened(settings.cache_dir, environment) if environment else None
     identity = _digest(f"{request.name} {request.text}")
-    entry = disk.read(identity) if disk is not None else None
+    entry = disk.read(identity) if disk is not None and not stages.shown(6) else None
     if entry is not None:
         found = _loaded(entry)
         _statistics.disk_hits += 1
@@ -155,7 +154,7 @@ def _made(request: _Request, build: Build, disk: store.Store | None, identity: s
     if disk is None:
         return _compiled(request, ir, built_s)
     content = _digest(request.target.key + "\n" + ir)
-    entry = disk.read(content)
+    entry = disk.read(content) if not stages.shown(6) else None
     if entry is None:
         entry = _compiled(request, ir, built_s)
         disk.write(content, entry)
@@ -167,28 +166,28 @@ def _made(request: _Request, build: Build, disk: store.Store | None, identity: s
 
 def _compiled(request: _Request, ir: str, built_s: float, origin: str = "") -> store.Entry:
     """Compiles IR, printing and dumping what the settings ask for."""
-    number = next(_numbers)
+    number = stages.next_number()
     label = f"{number:03d}-{request.label}"
     target, title = request.target, request.name + request.text
     if settings.dump:  # before LLVM sees it: it may end the process
-        _dump(label + ".ll", ir)
+        stages.write(label + ".ll", ir)
     if settings.debug >= 6:
-        _print(f"LLVM IR of {title}\n{ir}")
+        stages.line(f"LLVM IR of {title}\n{ir}")
     result = compiler.compile_timed(ir, target)
     seconds = result.parse_s + result.passes_s + result.codegen_s
     _statistics.compiled += 1
     _statistics.compile_s += seconds
     if settings.dump:
-        _dump(label + ".opt.ll", compiler.optimised(ir, target))
-        _dump(label + ".s", compiler.assembly(ir, target))
+        stages.write(label + ".opt.ll", compiler.optimised(ir, target))
+        stages.write(label + ".s", compiler.assembly(ir, target))
     if settings.debug >= 1:
-        stages = {"build": built_s, "parse": result.parse_s, "passes": result.passes_s, "code": result.codegen_s}
-        times = ", ".join(f"{stage} {s * 1e3:.1f}" for stage, s in stages.items())
-        _print(f"compile {number} {title}{origin} for {target.cpu}: {len(result.object)} bytes, {seconds * 1e3:.1f} ms ({times})")
+        parts = {"build": built_s, "parse": result.parse_s, "passes": result.passes_s, "code": result.codegen_s}
+        times = ", ".join(f"{part} {s * 1e3:.1f}" for part, s in parts.items())
+        stages.line(f"compile {number} {title}{origin} for {target.cpu}: {len(result.object)} bytes, {seconds * 1e3:.1f} ms ({times})")
     if settings.debug >= 6:
-        _print(f"LLVM IR of {title} after the passes\n{compiler.optimised(ir, target)}")
+        stages.line(f"LLVM IR of {title} after the passes\n{compiler.optimised(ir, target)}")
     if settings.debug >= 7:
-        _print(f"assembly of {title}\n{compiler.assembly(ir, target)}")
+        stages.line(f"assembly of {title}\n{compiler.assembly(ir, target)}")
     tiles = "@llvm.x86.tile" in ir or "@llvm.x86.ldtilecfg" in ir
     return store.Entry(_USES_TILES if tiles else 0, elf.link(result.object).to_bytes())
 
@@ -257,22 +256,21 @@ def _llvm_version() -> str:
 
 
 # ---------------------------------------------------------------------- instruments
-def _print(text: str) -> None:
-    print("flambeau: " + text, file=sys.stderr, flush=True)
-
-
-def _dump(file: str, text: str) -> None:
-    folder = Path(settings.dump)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / file).write_text(text)
-
-
 def _override_file(request: _Request) -> Path | None:
     if not settings.override:
         return None
     label = request.label
     found = [p for p in sorted(Path(settings.override).glob(f"*{label}.ll")) if re.fullmatch(rf"(\d+-)?{re.escape(label)}\.ll", p.name)]
     return found[-1] if found else None
+
+
+def _forget() -> None:
+    """What is in memory was made under other settings: ask the disk or the compiler again."""
+    with _lock:
+        _memory.clear()
+
+
+settings.watch(_forget, "debug", "dump", "override")
 
 
 # ---------------------------------------------------------------------- fork

@@ -155,3 +155,17 @@ def test_base_imports_nothing_heavy() -> None:
     # -S keeps the start-up hooks of site-packages out of the answer.
     out = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
+
+
+def test_watchers_hear_of_what_they_watch() -> None:
+    values = quiet({"HOME": "/h"})
+    heard: list[int] = []
+    values.watch(lambda: heard.append(values.debug), "debug", "validate")
+    values.debug = 3
+    values.debug = 3  # no change
+    values.num_threads = 1  # not watched
+    with values.scope(validate=True, num_threads=2):
+        assert heard == [3, 3]
+    assert heard == [3, 3, 3]
+    with pytest.raises(AttributeError, match="there is no setting 'debgu'"):
+        values.watch(lambda: None, "debgu")
