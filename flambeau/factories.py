@@ -88,8 +88,10 @@ def full(size: Any, fill_value: Any, *, out: Tensor | None = None, dtype: dtype 
         fill_value = fill_value.item()
     elif hasattr(fill_value, "item"):
         fill_value = fill_value.item()
-    shape = sizes_of((size,) if not isinstance(size, int) else (size,))
-    return finished(_filled(shape, fill_value, dtype or dtype_of_number(fill_value), device), requires_grad, out)
+    d = dtype or (out.dtype if out is not None else dtype_of_number(fill_value))
+    if d.kind in "iu" and isinstance(fill_value, int) and not _fits(fill_value, d):
+        raise RuntimeError(message("full", f"fill_value must fit {d.name} (value cannot be converted to type {d.name} without overflow)", fill_value))
+    return finished(_filled(sizes_of((size,)), fill_value, d, device), requires_grad, out)
 
 
 def scalar_tensor(s: Any, *, dtype: dtype | None = None, layout: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
@@ -337,8 +339,10 @@ def _copied(data: Any, d: dtype | None) -> Tensor:
     _flatten(data, 0, shape, flat)
     if any(isinstance(x, Tensor) for x in flat):
         flat = [x.item() if isinstance(x, Tensor) else x for x in flat]
-    found = _infer(flat) if flat else get_default_dtype()
-    return _packed(tuple(shape), flat, d or found)
+    found = d or (_infer(flat) if flat else get_default_dtype())
+    if d is None and found is int64 and not all(-(1 << 63) <= x < 1 << 63 for x in flat):
+        raise ValueError(message("tensor", "ints must fit int64 (Overflow when unpacking long long)", "one that does not", "Give dtype=float64."))
+    return _packed(tuple(shape), flat, found)
 
 
 def _is_array(x: Any) -> bool:
@@ -360,7 +364,8 @@ def _as_sequence(data: Any) -> Any:
         return list(data)
     if hasattr(data, "__float__"):
         return float(data)
-    raise TypeError(message("tensor", "data must be numbers, nested sequences of them, an array or a tensor (could not infer dtype)", type(data).__name__))
+    kind = TypeError if isinstance(data, str) else RuntimeError
+    raise kind(message("tensor", "data must be numbers, nested sequences of them, an array or a tensor (Could not infer dtype)", type(data).__name__))
 
 
 def _flatten(data: Any, depth: int, shape: list[int], flat: list[Any]) -> None:
@@ -369,7 +374,7 @@ def _flatten(data: Any, depth: int, shape: list[int], flat: list[Any]) -> None:
         n = len(data)
         if len(shape) == depth:
             if flat:
-                raise ValueError(message("tensor", f"nested data must have one depth, got a sequence beside numbers at depth {depth}", type(data).__name__))
+                raise TypeError(message("tensor", f"nested data must have one depth: a number is expected at depth {depth}", type(data).__name__))
             shape.append(n)
         elif shape[depth] != n:
             raise ValueError(message("tensor", f"nested sequences must have one length at dim {depth} (expected sequence of length {shape[depth]} at dim {depth})",
@@ -381,7 +386,8 @@ def _flatten(data: Any, depth: int, shape: list[int], flat: list[Any]) -> None:
             _flatten(x, depth + 1, shape, flat)
         return
     if depth != len(shape):
-        raise ValueError(message("tensor", f"nested data must have one depth: expected a sequence of length {shape[depth]} at dim {depth}", type(data).__name__))
+        raise TypeError(message("tensor", f"nested data must have one depth: a sequence of length {shape[depth]} is expected at dim {depth} (not a sequence)",
+                                type(data).__name__))
     if not isinstance(data, (int, float, complex, Tensor)):
         if hasattr(data, "item"):
             data = data.item()
@@ -390,7 +396,7 @@ def _flatten(data: Any, depth: int, shape: list[int], flat: list[Any]) -> None:
         elif hasattr(data, "__float__"):
             data = float(data)
         else:
-            raise TypeError(message("tensor", "elements must be numbers (must be real number, not str, for instance)", type(data).__name__))
+            raise ValueError(message("tensor", f"elements must be numbers (too many dimensions '{type(data).__name__}')", type(data).__name__))
     flat.append(data)
 
 
@@ -422,8 +428,10 @@ def _packed(shape: tuple[int, ...], flat: list[Any], d: dtype) -> Tensor:
     except OverflowError:
         raise RuntimeError(message("tensor", f"values must fit {d.name} (value cannot be converted to type {d.name} without overflow)",
                                    next((x for x in flat if not _fits(x, d)), "one that does not"))) from None
+    except ValueError:
+        raise RuntimeError(message("tensor", f"values must fit {d.name} (value cannot be converted to type {d.name} without overflow)", "NaN")) from None
     except TypeError:
-        raise TypeError(message("tensor", f"values must convert to {d.name} without losing a part", "complex numbers")) from None
+        raise TypeError(message("tensor", f"values must convert to {d.name} without losing a part (must be real number, not complex)", "complex numbers")) from None
     ctypes.memmove(t.ptr, raw, t.spec.numel * d.itemsize)
     return t
 

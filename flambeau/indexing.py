@@ -67,7 +67,7 @@ def _subview(x: Tensor, items: tuple) -> Tensor:
 
 def parse(x: Tensor, key: Any) -> tuple[tuple, list, tuple[int, ...]]:
     """(items for `subview`, an index tensor or None per dim of that view, dims of it that are read backwards)."""
-    parts = list(key) if type(key) is tuple else [key]
+    parts = list(key) if type(key) is tuple or _stands_for_tuple(key) else [key]
     parts = [_as_index(p) for p in parts]
     consumed = sum(_consumes(p) for p in parts)
     if consumed > x.spec.ndim:
@@ -114,6 +114,13 @@ def parse(x: Tensor, key: Any) -> tuple[tuple, list, tuple[int, ...]]:
     return tuple(items), tensors if any(isinstance(t, Tensor) for t in tensors) else [], tuple(flipped)
 
 
+def _stands_for_tuple(key: Any) -> bool:
+    """Whether a list is read as a tuple of indices, as PyTorch reads one that holds sequences, slices or tensors."""
+    if type(key) is not list or len(key) >= 32:
+        return False
+    return any(p is None or p is Ellipsis or isinstance(p, (list, tuple, slice, Tensor)) or getattr(p, "ndim", 0) for p in key)
+
+
 def _as_index(p: Any) -> Any:
     """One part of a key as an int, slice, None, Ellipsis, bool or tensor."""
     if p is None or p is Ellipsis or isinstance(p, (bool, int, slice)):
@@ -137,6 +144,8 @@ def _as_index(p: Any) -> Any:
         return _as_index(as_tensor(p))
     if hasattr(p, "__index__"):
         return p.__index__()
+    if isinstance(p, str):
+        raise TypeError(f"index: indices must be ints, slices or tensors, got the string {p!r}.")
     raise IndexError(f"index: indices must be ints, slices, None, Ellipsis, bools, tensors, arrays or lists, got {type(p).__name__} (only integers, slices (`:`), "
                      f"ellipsis (`...`), None and long or byte Variables are valid indices).")
 

@@ -17,7 +17,7 @@ from flambeau.ir.op import REGISTRY
 from flambeau.shape_forms import atleast_1d, atleast_2d, atleast_3d, flatten, meshgrid, plain_sizes
 
 __all__ = [
-    "block_diag", "cartesian_prod", "column_stack", "combinations", "cross", "diag", "diagflat", "dstack", "hstack", "index_put", "index_put_",
+    "as_strided_scatter", "block_diag", "cartesian_prod", "column_stack", "combinations", "cross", "diag", "diagflat", "dstack", "hstack", "index_put", "index_put_",
     "nonzero_static", "repeat_interleave", "row_stack", "scatter", "take_along_dim", "tile", "vander", "vstack", "where",
 ]
 
@@ -77,12 +77,11 @@ def combinations(input: Tensor, r: int = 2, with_replacement: bool = False) -> T
     if r < 0:
         raise RuntimeError(message("combinations", "r must be non-negative (Expect a non-negative number)", r))
     if r == 0:
-        return REGISTRY["full"]((0,), 0, dtype=input.dtype, device=input.device)
+        return REGISTRY["contiguous_copy"](REGISTRY["narrow"](input, 0, 0, 0))
     choose = itertools.combinations_with_replacement if with_replacement else itertools.combinations
     rows = list(choose(range(input.spec.numel), r))
-    if not rows:
-        return REGISTRY["full"]((0, r), 0, dtype=input.dtype, device=input.device)
-    return REGISTRY["index"](input, (tensor(rows, device=input.device),))
+    places = tensor(rows, device=input.device) if rows else REGISTRY["full"]((0, r), 0, dtype=int64, device=input.device)
+    return REGISTRY["index"](input, (places,))
 
 
 # ------------------------------------------------------------------ repetition
@@ -165,7 +164,7 @@ def vander(x: Tensor, N: int | None = None, increasing: bool = False) -> Tensor:
     count = x.spec.numel if N is None else N
     if count < 0:
         raise RuntimeError(message("vander", "N must be non-negative", count))
-    if not count or not x.spec.numel:
+    if count < 2 or not x.spec.numel:
         d = int64 if x.dtype.is_integral else x.dtype
         return REGISTRY["full"]((x.spec.numel, count), 1, dtype=d, device=x.device)
     powers = REGISTRY["vandermonde"](x, N=count)
@@ -197,6 +196,12 @@ def scatter_in_place(self: Tensor, dim: int, index: Tensor, src: Any = None, *, 
     return REGISTRY["scatter"].in_place(self, dim, index, value if src is None else src, reduce=reduce)
 
 
+def as_strided_scatter(input: Tensor, src: Tensor, size: Any, stride: Any, storage_offset: int | None = None) -> Tensor:
+    """A copy of the input's storage as the input shows it, with `as_strided(size, stride, storage_offset)` of it replaced by `src`."""
+    extra = 0 if storage_offset is None else storage_offset - input.storage_offset()
+    return REGISTRY["strided_scatter"](input, src, plain_sizes((size,)), plain_sizes((stride,)), extra)
+
+
 def take_along_dim(input: Tensor, indices: Tensor, dim: int | None = None, *, out: Tensor | None = None) -> Tensor:
     """`gather` with broadcasting of the dims beside `dim`; without `dim`, over the flattened input."""
     return REGISTRY["take_along_dim"](input, indices, dim, out=out)
@@ -223,7 +228,7 @@ def where_method(self: Tensor, condition: Tensor, other: Any) -> Tensor:
     return REGISTRY["where"](condition, self, other)
 
 
-_METHODS = (repeat, tile, repeat_interleave, diag, diagflat, cross, index_put, index_put_, scatter, take_along_dim, nonzero_static)
+_METHODS = (repeat, tile, repeat_interleave, diag, diagflat, cross, index_put, index_put_, scatter, take_along_dim, nonzero_static, as_strided_scatter)
 
 
 def install() -> None:

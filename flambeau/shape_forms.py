@@ -5,17 +5,19 @@ Dispatch only; every rule is in the ops they call. Public functions here are exp
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Sequence
 from typing import Any
 
 from flambeau._tensor import Tensor, new_tensor
+from flambeau._tensor import empty as tensor_of
 from flambeau.base.errors import message
 from flambeau.core.symbolic import as_size
 from flambeau.core.dtype import dtype
 from flambeau.core.formats import contiguous_format, is_in
 from flambeau.core.layout import broadcast_shapes, canonical_dim, infer_shape, view_strides
-from flambeau.core.spec import Size
+from flambeau.core.spec import Size, Spec
 from flambeau.factories import sizes_of
 from flambeau.ir.op import REGISTRY
 from flambeau.tape import views as view_history
@@ -514,6 +516,28 @@ def _reshaped_in_place(name: str, form: Any) -> Any:
     return run
 
 
+def resize_(self: Tensor, *sizes: Any, memory_format: Any = None) -> Tensor:
+    """Give the tensor another shape in row-major order: on its memory if that is large enough, else on new memory that starts with the old elements."""
+    shape = sizes_of(sizes)
+    if shape == tuple(self.spec.shape):
+        return self
+    if self.requires_grad:
+        raise RuntimeError("resize_: a tensor that requires grad cannot be resized (cannot resize variables that require grad). Use .detach() first.")
+    spec = Spec.of(shape, self.spec.dtype, self.spec.device)
+    if spec.nbytes > self.spec.nbytes:
+        larger = tensor_of(spec)
+        if self.spec.numel:
+            ctypes.memmove(larger.ptr, self.ptr, self.spec.nbytes)
+        self.ptr, self.storage = larger.ptr, larger.storage
+    self.spec, self._view = spec, None
+    return self
+
+
+def resize_as_(self: Tensor, other: Tensor, memory_format: Any = None) -> Tensor:
+    """`self.resize_(other.size())`."""
+    return resize_(self, tuple(other.spec.shape))
+
+
 # ------------------------------------------------------------------ copies of views
 def _copied(form: Any, name: str) -> Any:
     def run(*args: Any, out: Any = None, **kwargs: Any) -> Any:
@@ -555,7 +579,7 @@ __all__ = sorted(set(__all__))
 _METHODS = (
     view, reshape, view_as, reshape_as, ravel, flatten, unflatten, contiguous, expand, expand_as, broadcast_to, as_strided, permute, movedim, t, adjoint,
     squeeze, narrow, resolve_conj, resolve_neg, split, split_with_sizes, chunk, tensor_split, hsplit, vsplit, dsplit, unbind, unsafe_split, unsafe_chunk,
-    unsafe_split_with_sizes, flip, fliplr, flipud, roll, rot90,
+    unsafe_split_with_sizes, flip, fliplr, flipud, roll, rot90, resize_, resize_as_,
 )
 
 

@@ -484,17 +484,17 @@ class EdgePad(Composite):
         yield case(t(2, 3, 4), (2, 1, 1, 2))
 
 
-def pad_each_dim(input, pad, check, before, after):
-    """`before(x, dim, count)` and `after(x, dim, count)` joined to x along each padded dim; negative counts crop."""
+def pad_each_dim(input, pad, check, before, after, crop_first=False):
+    """`before(x, dim, count)` and `after(x, dim, count)` joined to x along each padded dim; negative counts crop (`crop_first`: before they look)."""
     ops = REGISTRY
     for i in range(len(pad) // 2):
         d, left, right = input.spec.ndim - 1 - i, pad[2 * i], pad[2 * i + 1]
         check(input.spec.shape[d], left, right)
-        parts = [before(input, d, left)] if left > 0 else []
         n, first = input.spec.shape[d], max(0, -left)
-        parts.append(ops["narrow"](input, d, first, n - first - max(0, -right)))
-        parts += [after(input, d, right)] if right > 0 else []
-        input = cat(tuple(parts), d) if len(parts) > 1 else parts[0]
+        inner = ops["narrow"](input, d, first, max(0, n - first - max(0, -right))) if left < 0 or right < 0 else input
+        source = inner if crop_first else input
+        parts = ([before(source, d, left)] if left > 0 else []) + [inner] + ([after(source, d, right)] if right > 0 else [])
+        input = cat(tuple(parts), d) if len(parts) > 1 else ops["contiguous_copy"](inner)
     return input
 
 
@@ -557,7 +557,7 @@ class pad_circular(EdgePad):
                                    f"around more than once).")
 
         return pad_each_dim(input, pad, check, lambda x, d, count: ops["narrow"](x, d, x.spec.shape[d] - count, count),
-                            lambda x, d, count: ops["narrow"](x, d, 0, count))
+                            lambda x, d, count: ops["narrow"](x, d, 0, count), crop_first=True)
 
     def reference(x, pad):
         return np.pad(x, [(0, 0)] * (x.ndim - len(pad) // 2) + [(pad[i], pad[i + 1]) for i in range(len(pad) - 2, -2, -2)], "wrap")

@@ -7,10 +7,10 @@ from flambeau.core.dtype import BY_NAME as DTYPES
 from flambeau.core.formats import preserve_format, strides_in
 from flambeau.core.layout import broadcast_shapes
 from flambeau.core.spec import Spec
-from flambeau.ir.kinds import LINEAR, Pointwise
+from flambeau.ir.kinds import LINEAR, Pointwise, dense_strides_like
 from flambeau.ir.op import declare
 from flambeau.kernel.types import bf16, f16, f32
-from flambeau.operators.rules import case, sum_to, to_type_of, unary_samples
+from flambeau.operators.rules import case, sum_to, to_type_of, unary_samples, zeros_like
 
 
 @declare
@@ -126,3 +126,35 @@ class copy(Pointwise):
         yield case(t(3, 4), t(4))
         yield case(t(3, 4), t(3, 4))
         yield case(t(3), t(4), raises=(RuntimeError, "broadcast"))
+
+
+@declare
+class fill(Pointwise):
+    """One value (a number or a 0-dim tensor) in the shape and dtype of the input."""
+
+    methods = ("fill",)
+
+    def signature(input: Tensor, value: Operand): ...
+
+    def meta(op, input, value):
+        if value.ndim:
+            raise RuntimeError(f"fill_: value must be a number or 0-dim (fill_ only supports 0-dimension value tensor), got shape {list(value.shape)}.")
+        strides = dense_strides_like(input.shape, [input])
+        return Spec.get(input.shape, strides, input.dtype, input.device) if strides else Spec.of(input.shape, input.dtype, input.device)
+
+    def types(operands, args):
+        return (operands[0].dtype, operands[0].dtype), operands[0].dtype
+
+    def lower(k, x, y):
+        return y
+
+    def vjp(g, out, input, value):
+        return zeros_like(input), sum_to(g, value)
+
+    def reference(x, value):
+        return np.full_like(x, value)
+
+    def samples(t):
+        yield case(t(3, 4), 1.5)
+        yield case(t(3), t())
+        yield case(t(3), t(3), raises=(RuntimeError, "0-dim"))

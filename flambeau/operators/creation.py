@@ -189,7 +189,7 @@ class Triangle(Composite):
 
 def inside_triangle(input, diagonal, upper: bool):
     rows, cols = input.spec.shape[-2:]
-    return REGISTRY["where"](triangle(rows, cols, diagonal, upper, input.spec.device), input, 0)
+    return REGISTRY["where"](triangle(rows, cols, diagonal, upper, input.spec.device), input, False if input.spec.dtype is bool_ else 0)
 
 
 @declare

@@ -275,21 +275,21 @@ class vandermonde(Composite):
     def signature(x: Tensor, *, N=None): ...
 
     def meta(op, x, N):
-        if not x.ndim:
-            raise RuntimeError("linalg.vander: the input must have at least one dim (Expected dim of x to be greater than 0), got a 0-dim tensor.")
-        if N is not None and N < 2 and N != 1:
-            raise RuntimeError(f"linalg.vander: N must be greater than 1, got {N} (N must be greater than 1).")
-        return Spec.of([*x.shape, x.shape[-1] if N is None else N], int64 if x.dtype.is_integral else x.dtype, x.device)
+        shape = x.shape or (1,)
+        n = shape[-1] if N is None else N
+        if n < 2:
+            raise RuntimeError(f"linalg.vander: N must be greater than 1, got {n} (N must be greater than 1).")
+        return Spec.of([*shape, n], int64 if x.dtype.is_integral else x.dtype, x.device)
 
     def body(x, N):
         ops = REGISTRY
+        if not x.spec.ndim:
+            x = ops["reshape"](x, (1,))
         n = x.spec.shape[-1] if N is None else N
         d = vandermonde.rules.meta(vandermonde, x.spec, N).dtype
         if x.spec.dtype is not d:
             x = ops["to_dtype"](x, d)
         ones = ops["full"]((*x.spec.shape, 1), 1, dtype=d, device=x.spec.device)
-        if n == 1:
-            return ops["contiguous_copy"](ones)
         wide = ops["expand"](ops["unsqueeze"](x, -1), (*x.spec.shape, n - 1))
         return ops["cat"]((ones, ops["cumprod"](wide, -1)), -1)
 
@@ -299,4 +299,4 @@ class vandermonde(Composite):
     def samples(t):
         yield case(t(4))
         yield case(t(2, 3), N=5)
-        yield case(t(), raises=(RuntimeError, "at least one dim"))
+        yield case(t(1), raises=(RuntimeError, "greater than 1"))

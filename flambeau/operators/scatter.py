@@ -20,25 +20,27 @@ from flambeau.runtime.errors import ELEMENT, INDEX, POSITION
 # ------------------------------------------------------------------ the two writes
 @declare
 class scatter_write(Assemble):
-    """`input` with `src` written where `index` says along `dim`; `combine` (a pointwise op, or "") merges it with what is there."""
+    """`input` with `src` written where `index` says along `dim`; `combine` (a pointwise op, or "") merges it with what is there.
+
+    `places` is the kind of failure an index out of bounds is: INDEX counts from the end too.
+    """
 
     functions = ()
     methods = ()
     base = 0
 
-    def signature(input: Tensor, dim, index: Tensor, src: Tensor, combine="", by_position=False): ...
+    def signature(input: Tensor, dim, index: Tensor, src: Tensor, combine="", places=ELEMENT.number): ...
 
-    def meta(op, input, dim, index, src, combine, by_position):
+    def meta(op, input, dim, index, src, combine, places):
         return Spec.of(input.shape, input.dtype, input.device)
 
-    def pieces(op, out, input, dim, index, src, combine, by_position):
+    def pieces(op, out, input, dim, index, src, combine, places):
         d = canonical_dim("scatter", dim, input.ndim)
         strides = tuple(0 if j == d else n for j, n in enumerate(out.strides))
         at = whole(index.shape)
-        error = POSITION if by_position else ELEMENT
-        return [Piece(2, tuple(index.shape), strides, 0, at, (Moved(1, at, d, False, error.number),), (d,), combine)]
+        return [Piece(2, tuple(index.shape), strides, 0, at, (Moved(1, at, d, places == INDEX.number, places),), (d,), combine)]
 
-    def vjp(g, out, input, dim, index, src, combine, by_position):
+    def vjp(g, out, input, dim, index, src, combine, places):
         ops = REGISTRY
         picked = ops["gather"](g, dim, index)
         if tuple(src.spec.shape) != tuple(index.spec.shape):
@@ -51,7 +53,7 @@ class scatter_write(Assemble):
         zeros = ops["full"](tuple(index.spec.shape), 0, dtype=g.spec.dtype, device=g.spec.device)
         return scatter_write(g, dim, index, zeros), None, picked
 
-    def reference(input, dim, index, src, combine="", by_position=False):
+    def reference(input, dim, index, src, combine="", places=ELEMENT.number):
         found = input.copy()
         for place in np.ndindex(index.shape):
             to = (*place[:dim], int(index[place]), *place[dim + 1:])
@@ -141,7 +143,7 @@ def check_scatter(op: str, input: Spec, dim: int, index: Spec, src) -> None:
                            f"than src in every dimension).")
 
 
-def written(input, dim, index, src, combine="", by_position=False):
+def written(input, dim, index, src, combine="", places=ELEMENT.number):
     """scatter_write after 0-d tensors are given a dim."""
     ops = REGISTRY
     if is_number(src):
@@ -156,7 +158,7 @@ def written(input, dim, index, src, combine="", by_position=False):
     if not src.spec.ndim:
         src = ops["reshape"](src, (1,))
     d = canonical_dim("scatter", dim, len(shape))
-    found = scatter_write(input, d, index, src, combine, by_position)
+    found = scatter_write(input, d, index, src, combine, places)
     return found if shape else ops["reshape"](found, ())
 
 
@@ -272,31 +274,31 @@ class scatter_reduce(Scatter):
                 yield case(t(4, 5), 1, t(4, 7, dtype="int64", high=5), t(4, 7), reduce, include_self=include_self)
 
 
-def reduced(input, dim, index, src, reduce: str, include_self: bool, by_position: bool = False):
+def reduced(input, dim, index, src, reduce: str, include_self: bool, places: int = ELEMENT.number):
     ops = REGISTRY
     d = input.spec.dtype
     start = input
     if not include_self:
-        start = written(input, dim, index, identity_of(reduce, d), "", by_position)
-    found = written(start, dim, index, src, REDUCTIONS[reduce][0], by_position)
+        start = written(input, dim, index, identity_of(reduce, d), "", places)
+    found = written(start, dim, index, src, REDUCTIONS[reduce][0], places)
     if reduce != "mean":
         return found
-    count = counted(input, dim, index, include_self, by_position)
+    count = counted(input, dim, index, include_self, places)
     if d.is_integral:
         return ops["div"](found, count, rounding_mode="floor")
     return ops["true_divide"](found, count)
 
 
-def counted(input, dim, index, include_self: bool, by_position: bool = False):
+def counted(input, dim, index, include_self: bool, places: int = ELEMENT.number):
     """How many values each place of the result got, at least 1."""
     ops = REGISTRY
     shape = tuple(input.spec.shape)
     ones = number_as(1, shape, input) if include_self else number_as(0, shape, input)
-    count = written(ones, dim, index, number_as(1, index.spec.shape, input), "add", by_position)
+    count = written(ones, dim, index, number_as(1, index.spec.shape, input), "add", places)
     return count if include_self else ops["maximum"](count, number_as(1, (), input))
 
 
-def reduced_gradient(g, out, input, dim, index, src, reduce: str, include_self: bool, by_position: bool = False):
+def reduced_gradient(g, out, input, dim, index, src, reduce: str, include_self: bool, places: int = ELEMENT.number):
     """Gradients of `reduced` for input and src, as PyTorch shares them out."""
     ops = REGISTRY
     if not index.spec.numel:
@@ -315,30 +317,30 @@ def reduced_gradient(g, out, input, dim, index, src, reduce: str, include_self: 
             part = ops[name](part, *attributes)
 
     def collect(x):
-        return written(zeros_of(input), dim, index, x, "add", by_position)
+        return written(zeros_of(input), dim, index, x, "add", places)
 
     if reduce == "sum":
         left, right = g, spread(g)
     elif reduce == "mean":
-        left = ops["true_divide"](g, counted(input, dim, index, include_self, by_position))
+        left = ops["true_divide"](g, counted(input, dim, index, include_self, places))
         right = spread(left)
     elif reduce == "prod":
         filled = ops["masked_fill"](input, ops["eq"](input, 0), 1)
-        others = reduced(filled, dim, index, part, "prod", include_self, by_position)
+        others = reduced(filled, dim, index, part, "prod", include_self, places)
         left = ops["true_divide"](ops["mul"](g, others), filled)
         zero = ops["eq"](part, 0)
         single = ops["logical_and"](zero, ops["eq"](spread(collect(ops["to_dtype"](zero, g.spec.dtype))), 1))
-        without = reduced(input, dim, index, ops["masked_fill"](part, single, 1), "prod", include_self, by_position)
+        without = reduced(input, dim, index, ops["masked_fill"](part, single, 1), "prod", include_self, places)
         right = ops["where"](single, spread(ops["mul"](g, without)),
                              ops["true_divide"](spread(ops["mul"](g, out)), ops["masked_fill"](part, zero, 1)))
     else:
         own = ops["to_dtype"](ops["eq"](input, out), g.spec.dtype)
         theirs = ops["to_dtype"](ops["eq"](part, spread(out)), g.spec.dtype)
-        start = own if include_self else written(own, dim, index, 0, "", by_position)
-        shared = ops["true_divide"](g, ops["maximum"](written(start, dim, index, theirs, "add", by_position), number_as(1, (), input)))
+        start = own if include_self else written(own, dim, index, 0, "", places)
+        shared = ops["true_divide"](g, ops["maximum"](written(start, dim, index, theirs, "add", places), number_as(1, (), input)))
         left, right = ops["mul"](own, shared), ops["mul"](theirs, spread(shared))
     if not include_self:
-        left = written(left, dim, index, 0, "", by_position)
+        left = written(left, dim, index, 0, "", places)
     if larger:
         right = ops["view_scatter"](zeros_of(src), right, views)
     return left, right
@@ -397,7 +399,7 @@ class index_add(Scatter):
         else:
             source = REGISTRY["to_dtype"](REGISTRY["mul"](source, alpha), input.spec.dtype)
         input, d, index, source = along(input, dim, index, source)
-        found = written(input, d, index, source, "add", True)
+        found = written(input, d, index, source, "add", POSITION.number)
         return found if shape else REGISTRY["reshape"](found, ())
 
     def vjp(g, out, input, dim, index, source, alpha):
@@ -432,7 +434,7 @@ class index_copy(Scatter):
     def body(input, dim, index, source):
         shape = tuple(input.spec.shape)
         input, d, index, source = along(input, dim, index, source)
-        found = written(input, d, index, source, "", True)
+        found = written(input, d, index, source, "", POSITION.number)
         return found if shape else REGISTRY["reshape"](found, ())
 
     def reference(input, dim, index, source):
@@ -462,7 +464,7 @@ class index_fill(Scatter):
         if not is_number(value):
             value = ops["to_dtype"](value, input.spec.dtype)
         input, d, index, value = along(input, dim, index, value)
-        found = written(input, d, index, value, "", True)
+        found = written(input, d, index, value, "", INDEX.number)
         return found if shape else ops["reshape"](found, ())
 
     def vjp(g, out, input, dim, index, value):
@@ -496,14 +498,14 @@ class index_reduce(Scatter):
     def body(input, dim, index, source, reduce, include_self):
         shape = tuple(input.spec.shape)
         input, d, index, source = along(input, dim, index, source)
-        found = reduced(input, d, index, source, reduce, include_self, True)
+        found = reduced(input, d, index, source, reduce, include_self, POSITION.number)
         return found if shape else REGISTRY["reshape"](found, ())
 
     def vjp(g, out, input, dim, index, source, reduce, include_self):
         ops = REGISTRY
         wide, d, at, src = along(input, dim, index, source)
         g, out = (ops["reshape"](x, tuple(wide.spec.shape)) for x in (g, out))
-        left, right = reduced_gradient(g, out, wide, d, at, src, reduce, include_self, True)
+        left, right = reduced_gradient(g, out, wide, d, at, src, reduce, include_self, POSITION.number)
         return ops["reshape"](left, tuple(input.spec.shape)), None, ops["reshape"](right, tuple(source.spec.shape))
 
     def reference(input, dim, index, source, reduce, *, include_self=True):
@@ -578,7 +580,7 @@ class masked_scatter(Scatter):
         order = ops["where"](flat, order, 0)
         if not source.spec.numel:
             source = number_as(0, (1,), input)
-        picked = ops["index"](ops["reshape"](source, (-1,)), (order,))
+        picked = ops["gather"](ops["reshape"](source, (-1,)), 0, order)
         return ops["where"](mask, ops["reshape"](picked, tuple(shape)), input)
 
     def reference(input, mask, source):

@@ -6,7 +6,7 @@ from flambeau.base.lazy import np
 from flambeau.core.layout import canonical_dim, has_internal_overlap
 from flambeau.core.spec import Spec
 from flambeau.ir.indexmap import IndexMap
-from flambeau.ir.kinds import LINEAR, Assemble, Piece, View
+from flambeau.ir.kinds import LINEAR, Assemble, Composite, Piece, View
 from flambeau.ir.op import REGISTRY, declare
 from flambeau.operators.rules import case
 
@@ -193,3 +193,38 @@ class add_frames(Assemble):
         yield case(t(7), t(3, 3), 0, 3, 2)
         yield case(t(5, 3), t(2, 3, 2), 0, 2, 1, 3)
         yield case(t(7), t(3, 2), 0, 3, 2, raises=(RuntimeError, "must have shape"))
+
+
+@declare
+class strided_scatter(Composite):
+    """The input's storage as the input shows it, with an `as_strided` view of it replaced by `src`."""
+
+    functions = ()
+    methods = ()
+    reads_layout = True
+
+    def signature(input: Tensor, src: Tensor, size, stride, offset=0): ...
+
+    def meta(op, input, src, size, stride, offset):
+        if tuple(src.shape) != tuple(size):
+            raise RuntimeError(f"as_strided_scatter: src must have the view's shape {list(size)} (expected src to have a size equal to the slice of self), got "
+                               f"{list(src.shape)}.")
+        return Spec.of(input.shape, input.dtype, input.device)
+
+    def body(input, src, size, stride, offset):
+        ops, spec = REGISTRY, input.spec
+        low = min(0, offset)
+        total = max(extent(spec.shape, spec.strides), offset + extent(size, stride)) - low
+        own = (tuple(spec.shape), tuple(spec.strides), -low)
+        flat = as_strided(input, (total,), (1,), low)
+        changed = ops["view_scatter"](flat, src, (("as_strided", (tuple(size), tuple(stride), offset - low)),))
+        return ops["contiguous_copy"](as_strided(changed, *own))
+
+    def reference(x, src, size, stride, offset=0):
+        found = x.copy()
+        np.lib.stride_tricks.as_strided(found.reshape(-1)[offset:], size, [n * x.itemsize for n in stride])[...] = src
+        return found
+
+    def samples(t):
+        yield case(t(12), t(3, 2), (3, 2), (4, 1), 1)
+        yield case(t(12), t(3), (3, 2), (4, 1), raises=(RuntimeError, "the view's shape"))
