@@ -25,11 +25,13 @@ DTYPES = {"f32": np.dtype(np.float32), "f64": np.dtype(np.float64)}
 mpmath = pytest.importorskip("mpmath")
 
 
-def build(machine: Target, name: str, type_name: str, vector_bytes: int, arity: int, constants: tuple[int, ...] = ()) -> Module:
+def build(
+    machine: Target, name: str, type_name: str, vector_bytes: int, arity: int, constants: tuple[int, ...] = (), scalef: bool = False
+) -> Module:
     """outputs[i] = vmath.name(inputs[i] ..., *constants) over [begin, end), whole vectors only."""
     type_: Type = TYPES[type_name]
     lanes = vector_bytes // type_.size
-    module = Module(max(128, vector_bytes * 8))
+    module = Module(max(128, vector_bytes * 8), native_scalef=scalef)
     k = module.function("kernel", [("slots", ptr), ("begin", i64), ("end", i64), ("tid", i64)])
     slots, begin, end, _ = k.args
     pointers = [k.load(slots, ptr, i) for i in range(arity + 1)]
@@ -48,11 +50,13 @@ FUNCTIONS: dict[str, Callable[..., Value]] = {
 }
 
 
-def evaluate(name: str, *inputs: np.ndarray, vector_bytes: int | None = None, constants: tuple[int, ...] = ()) -> np.ndarray:
+def evaluate(
+    name: str, *inputs: np.ndarray, vector_bytes: int | None = None, constants: tuple[int, ...] = (), scalef: bool = False
+) -> np.ndarray:
     """vmath's function on arrays of one dtype, on vectors of `vector_bytes` (0: scalars)."""
     type_name = "f32" if inputs[0].dtype == np.float32 else "f64"
     width = target.current().vector_bytes if vector_bytes is None else vector_bytes
-    address = cache.address("test_vmath", (name, type_name, width, len(inputs), constants), build)
+    address = cache.address("test_vmath", (name, type_name, width, len(inputs), constants, scalef), build)
     call = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(address)
     count = -(-inputs[0].size // 64) * 64
     padded = [np.ones(count, DTYPES[type_name]) for _ in range(len(inputs) + 1)]
@@ -173,6 +177,16 @@ def test_every_width_gives_the_same_bits(case: Case, type_name: str) -> None:
         results.append(evaluate(case.name, x, vector_bytes=32))
     for other in results:
         np.testing.assert_array_equal(other, native)
+
+
+@pytest.mark.isa("avx512f", "avx512vl")
+@pytest.mark.parametrize("vector_bytes", [32, 64])
+@pytest.mark.parametrize("type_name", TYPES)
+@pytest.mark.parametrize("name", ["exp", "exp2", "sigmoid"])
+def test_scalef_gives_the_same_bits(name: str, type_name: str, vector_bytes: int) -> None:
+    x = samples(DTYPES[type_name], ((-1, 1), (-160, 140), (-1100, 1030)), 10000)
+    plain = evaluate(name, x, vector_bytes=vector_bytes)
+    np.testing.assert_array_equal(evaluate(name, x, vector_bytes=vector_bytes, scalef=True), plain)
 
 
 # ---------------------------------------------------------------------- two arguments
