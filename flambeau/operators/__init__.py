@@ -16,3 +16,4 @@ from flambeau.operators import losses_sequence  # noqa: F401
 from flambeau.operators import nonlinear, polynomials, special  # noqa: F401
 from flambeau.operators import rotary  # noqa: F401
 from flambeau.operators import attention, bags  # noqa: F401
+from flambeau.operators import normalisation  # noqa: F401

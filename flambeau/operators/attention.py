@@ -1,0 +1,165 @@
+"""Scaled dot-product attention over products and one fused masked softmax.
+
+    scaled_dot_product_attention(q, k, v, is_causal=True)      # [*, L, E], [*, S, E], [*, S, Ev] -> [*, L, Ev]
+
+Causal masks are aligned top left. A row that is masked altogether gives 0. May not know: how products are computed. Entry: the ops.
+"""
+
+from __future__ import annotations
+
+import math
+
+from flambeau.base.lazy import np
+from flambeau.core.dtype import BY_NAME, bool_
+from flambeau.core.layout import broadcast_shapes
+from flambeau.core.spec import Spec
+from flambeau.ir.kinds import Composite, common_device
+from flambeau.ir.op import REGISTRY, declare
+from flambeau.operators.matmul import NARROW, check_types, matrix_product, shown
+from flambeau.operators.rules import case, sum_to
+
+
+@declare
+class attention_weights(Composite):
+    """softmax(scale * scores + mask) over the last dim; bool masks keep where True; rows without anything to attend to are 0.
+
+    Dtypes: the result has `dtype` (the scores may be wider).
+    """
+
+    functions = ()
+    methods = ()
+
+    def signature(scores: Tensor, mask: OptionalTensor, scale, is_causal, dtype): ...
+
+    def meta(op, scores, mask, scale, is_causal, dtype):
+        return Spec.of(scores.shape, dtype, scores.device)
+
+    def body(scores, mask, scale, is_causal, dtype):
+        ops = REGISTRY
+        x = ops["mul"](scores, scale)
+        lowest = float("-inf")
+        if is_causal:
+            x = ops["where"](causal_mask(scores), x, lowest)
+        if mask is not None:
+            x = ops["where"](mask, x, lowest) if mask.spec.dtype is bool_ else ops["add"](x, mask)
+        most = ops["amax"](x, -1, True)
+        most = ops["where"](ops["eq"](most, lowest), 0.0, most)
+        e = ops["exp"](ops["sub"](x, most))
+        total = ops["sum"](e, -1, True)
+        found = ops["mul"](e, ops["where"](ops["eq"](total, 0), 0.0, ops["reciprocal"](total)))
+        return found if found.spec.dtype is dtype else ops["to_dtype"](found, dtype)
+
+    def vjp(g, out, scores, mask, scale, is_causal, dtype):
+        ops = REGISTRY
+        weighted = ops["mul"](g, out)
+        inner = ops["sub"](weighted, ops["mul"](out, ops["sum"](weighted, -1, True)))
+        left = sum_to(ops["mul"](inner, scale), scores)
+        return left, None if mask is None or mask.spec.dtype is bool_ else sum_to(inner, mask)
+
+    def reference(scores, mask, scale, is_causal, dtype):
+        x = scores * scale
+        if is_causal:
+            x = np.where(np.tril(np.ones(x.shape[-2:], bool)), x, -np.inf)
+        if mask is not None:
+            x = np.where(mask, x, -np.inf) if mask.dtype == bool else x + mask
+        m = x.max(-1, keepdims=True, initial=-np.inf)
+        e = np.exp(x - np.where(np.isinf(m), 0, m))
+        s = e.sum(-1, keepdims=True)
+        return e / np.where(s == 0, 1, s)
+
+    def samples(t):
+        d = dtype_of(t(1))
+        yield case(t(2, 3, 5), None, 0.5, False, d)
+        yield case(t(2, 3, 5), t(3, 5), 0.5, True, d)
+
+
+def dtype_of(x):
+    """The dtype of a sample, NumPy's or a tensor's."""
+    return x.spec.dtype if hasattr(x, "spec") else BY_NAME[str(x.dtype)]
+
+
+def causal_mask(scores):
+    """Whether row i may see column j: j <= i, counted from the top left."""
+    rows, columns = scores.spec.shape[-2:]
+    device = scores.spec.device
+    return REGISTRY["ge"](REGISTRY["iota"]((rows, 1), device=device), REGISTRY["iota"]((1, columns), device=device))
+
+
+def check_attention(q: Spec, k: Spec, v: Spec, mask: Spec | None, is_causal: bool, gqa: bool) -> tuple:
+    """(batch shape, L, Ev). Raises: RuntimeError or ValueError where shapes do not fit."""
+    name = "scaled_dot_product_attention"
+    if q.ndim < 2 or k.ndim < 2 or v.ndim < 2:
+        raise RuntimeError(f"{name}: Expected query, key, and value to all be at least 2 dimensional, got {shown(q)}, {shown(k)}, {shown(v)}.")
+    if not q.dtype.is_floating_point:
+        raise RuntimeError(f"{name}: expected query, key and value of a floating dtype, got {q.dtype.name}. Convert with .float().")
+    check_types(name, q, k, v)
+    if mask is not None:
+        if is_causal:
+            raise RuntimeError(f"{name}: Explicit attn_mask should not be set when is_causal=True, got both. Fold the causal mask into attn_mask.")
+        if mask.dtype is not bool_ and mask.dtype is not q.dtype and not mask.dtype.is_floating_point:
+            raise RuntimeError(f"{name}: Expected attn_mask dtype to be bool or float or to match query dtype, but got attn_mask.dtype: {mask.dtype.name} and "
+                               f"query.dtype: {q.dtype.name}.")
+    if q.shape[-1] != k.shape[-1]:
+        raise RuntimeError(f"{name}: query and key must have one embedding size, got {shown(q)} and {shown(k)}. Did you mean the transposed key?")
+    if k.shape[-2] != v.shape[-2]:
+        raise RuntimeError(f"{name}: key and value must have one sequence length, got {shown(k)} and {shown(v)}.")
+    if gqa:
+        if min(q.ndim, k.ndim, v.ndim) < 3 or k.shape[-3] == 0 or q.shape[-3] % k.shape[-3] or k.shape[-3] != v.shape[-3]:
+            raise RuntimeError(f"{name}: with enable_gqa=True the number of heads in key and value must divide the number of heads in query, got {shown(q)}, "
+                               f"{shown(k)}, {shown(v)}.")
+        batch = (*broadcast_shapes(name, q.shape[:-3], k.shape[:-3], v.shape[:-3]), q.shape[-3])
+    else:
+        batch = broadcast_shapes(name, q.shape[:-2], k.shape[:-2], v.shape[:-2])
+    return batch, q.shape[-2], v.shape[-1]
+
+
+@declare
+class scaled_dot_product_attention(Composite):
+    """softmax(q @ k.mT * scale + mask) @ v, `scale` 1 / sqrt(E) unless told; no dropout (see `nn.functional`).
+
+    Shapes: [*, L, E], [*, S, E], [*, S, Ev] -> [*, L, Ev]; with `enable_gqa` fewer heads in key and value, each shared by neighbours.
+    """
+
+    functions = ()
+    methods = ()
+
+    def signature(query: Tensor, key: Tensor, value: Tensor, attn_mask: OptionalTensor = None, is_causal=False, scale=None, enable_gqa=False): ...
+
+    def meta(op, q, k, v, mask, is_causal, scale, enable_gqa):
+        batch, rows, size = check_attention(q, k, v, mask, is_causal, enable_gqa)
+        return Spec.of((*batch, rows, size), q.dtype, common_device(op.name, [s for s in (q, k, v, mask) if s is not None]))
+
+    def body(q, k, v, mask, is_causal, scale, enable_gqa):
+        ops = REGISTRY
+        batch, rows, size = check_attention(q.spec, k.spec, v.spec, None if mask is None else mask.spec, is_causal, enable_gqa)
+        if scale is None:
+            scale = 1.0 / math.sqrt(q.spec.shape[-1]) if q.spec.shape[-1] else 1.0
+        grouped = enable_gqa and q.spec.shape[-3] != k.spec.shape[-3]
+        if grouped:  # [*, Hkv, G, L, E]: heads of a group share key and value without a copy
+            shared = k.spec.shape[-3]
+            q = split_heads(q, shared)
+            k, v = ops["unsqueeze"](k, -3), ops["unsqueeze"](v, -3)
+            if mask is not None and mask.spec.ndim > 2:
+                mask = split_heads(mask, shared) if mask.spec.shape[-3] != 1 else ops["unsqueeze"](mask, -3)
+        scores = matrix_product(q, ops["transpose"](k, -1, -2), None, q.spec.dtype in NARROW)
+        weights = attention_weights(scores, mask, scale, is_causal, q.spec.dtype)
+        return ops["reshape"](matrix_product(weights, v), (*batch, rows, size))
+
+    def reference(q, k, v, mask=None, is_causal=False, scale=None, enable_gqa=False):
+        if enable_gqa:
+            k, v = (np.repeat(x, q.shape[-3] // x.shape[-3], -3) for x in (k, v))
+        scores = np.matmul(q, np.swapaxes(k, -1, -2))
+        weights = attention_weights.rules.reference(scores, mask, scale or 1 / math.sqrt(q.shape[-1]), is_causal, None)
+        return np.matmul(weights, v)
+
+    def samples(t):
+        yield case(t(2, 3, 4, 8), t(2, 3, 5, 8), t(2, 3, 5, 6))
+        yield case(t(2, 4, 8), t(2, 5, 8), t(2, 5, 8), None, True)
+        yield case(t(2, 4, 3, 8), t(2, 2, 5, 8), t(2, 2, 5, 8), t(3, 5), False, 0.3, True)
+        yield case(t(4, 8), t(5, 7), t(5, 7), raises=(RuntimeError, "one embedding size"))
+
+
+def split_heads(x, shared: int):
+    """[*, H, L, S] as [*, shared, H / shared, L, S]."""
+    shape = tuple(x.spec.shape)
+    return REGISTRY["reshape"](x, (*shape[:-3], shared, shape[-3] // shared, *shape[-2:]))
