@@ -7,9 +7,11 @@ All write in place without a gradient and return the tensor. May not know: modul
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from flambeau import linalg
@@ -230,3 +232,30 @@ uniform, normal, constant, eye, dirac = (_deprecated(f) for f in (uniform_, norm
 xavier_uniform, xavier_normal, kaiming_uniform, kaiming_normal, orthogonal, sparse = (
     _deprecated(f) for f in (xavier_uniform_, xavier_normal_, kaiming_uniform_, kaiming_normal_, orthogonal_, sparse_)
 )
+
+
+# ------------------------------------------------------------------ leaving parameters as they are
+_skipping: list[bool] = []
+
+
+@contextlib.contextmanager
+def skipped() -> Iterator[None]:
+    """Modules made inside keep the memory they got: for parameters that are about to be loaded."""
+    _skipping.append(True)
+    try:
+        yield
+    finally:
+        _skipping.pop()
+
+
+def _unless_skipped(function: Callable) -> Callable:
+    @functools.wraps(function)
+    def initialise(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return tensor if _skipping else function(tensor, *args, **kwargs)
+
+    return initialise
+
+
+for _name in __all__:
+    if _name.endswith("_"):
+        globals()[_name] = _unless_skipped(globals()[_name])
