@@ -18,7 +18,7 @@ from flambeau.kernel.target import Target
 from flambeau.templates.gemm_amx import lower_amx
 from flambeau.templates.gemm_complex import PARTS, lower_complex
 from flambeau.templates.gemm_dot import lower_dot
-from flambeau.templates.gemm_problem import Problem, normalised, swapped, with_swapped_operands
+from flambeau.templates.gemm_problem import Problem, counted, normalised, swapped, with_swapped_operands
 from flambeau.templates.gemm_rows import MOST_ROWS, lower_rows
 from flambeau.templates.gemm_split import lower_split, splits
 from flambeau.templates.gemm_tiles import ELEMENTS, lower_plain, lower_tiles
@@ -83,8 +83,8 @@ def lower(p: Problem, target: Target, threads: int) -> Lowered:
     if p.dtype in PARTS:
         return lower_complex(p, lambda real: lower(real, target, threads))
     if splits(p):
-        return lower_split(p, lambda part: lower_real(part, target, threads))
-    return lower_real(p, target, threads)
+        return lower_split(p, lambda part: counted(lower_real(part, target, threads), part))
+    return counted(lower_real(p, target, threads), p)
 
 
 def lower_real(p: Problem, target: Target, threads: int) -> Lowered:

@@ -137,6 +137,6 @@ def lower_complex(p: Problem, lower_real: Callable[[Problem], Lowered]) -> Lower
     lowered = lower_real(normalised(real))
     ours = len(scratch.sizes)
     steps = [
-        Launch(s.recipe, tuple(place[i] if i <= out else i + ours for i in s.buffers), s.params) for s in lowered.launches
+        replace(s, buffers=tuple(place[i] if i <= out else i + ours for i in s.buffers)) for s in lowered.launches
     ]
     return Lowered((*before, *steps, *after), (*scratch.sizes, *lowered.scratch_bytes))

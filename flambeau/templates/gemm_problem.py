@@ -74,9 +74,15 @@ def with_swapped_operands(lowered: Lowered) -> Lowered:
     """Launches for a `swapped` problem, over the operands of the original one."""
     place = {0: 1, 1: 0}
     return Lowered(
-        tuple(Launch(step.recipe, tuple(place.get(i, i) for i in step.buffers), step.params) for step in lowered.launches),
+        tuple(replace(step, buffers=tuple(place.get(i, i) for i in step.buffers)) for step in lowered.launches),
         lowered.scratch_bytes,
     )
+
+
+def counted(lowered: Lowered, p: Problem) -> Lowered:
+    """The launches for one product of real numbers, whose last one multiplies, told how much work that is."""
+    *before, main = lowered.launches
+    return Lowered((*before, replace(main, flops=2 * p.work)), lowered.scratch_bytes)
 
 
 def normalised(p: Problem) -> Problem:
