@@ -41,6 +41,7 @@ from flambeau.engine.eager import set_num_threads
 from flambeau.factories import *  # noqa: F403
 from flambeau.factories import install as _install_factories
 from flambeau.functional_forms import *  # noqa: F403
+from flambeau.nn.normalisation_forms import native_batch_norm
 from flambeau.indexing import *  # noqa: F403
 from flambeau.indexing import install as _install_indexing
 from flambeau.interop.arrays import from_numpy
