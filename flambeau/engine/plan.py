@@ -125,7 +125,7 @@ class Plan:
         self.outputs = [(position[b], spec, offset * spec.dtype.itemsize, b.role == "input") for b, spec, offset in result.outputs]
         kept = {p for p, *_ in self.outputs}
         self.released = [i for i in range(len(self.temps)) if self.inputs + i not in kept]
-        self.native = self._native()
+        self.native = self._native() or self._composed()
         self.fast = None if self.native is None or len(self.outputs) != 1 else (self.native[0], self.native[1][0], self.native[2])
 
     def _native(self) -> tuple | None:
@@ -144,6 +144,21 @@ class Plan:
             prepare(spec)
         entry = with_scratch(step.entry, self.scratch) if self.scratch else step.entry
         return entry, tuple(spec for _, spec, _, _ in self.outputs), step.block
+
+    def _composed(self) -> tuple | None:
+        """As `_native` for a plan of several steps: an entry in Python that runs them over the results it is given."""
+        if self.device is not CPU or not self.outputs:
+            return None
+        places = [position for position, *_ in self.outputs]
+        for position, spec, offset, is_input in self.outputs:
+            if is_input or offset or places.count(position) != 1:
+                return None
+            made = self.temps[position - self.inputs]
+            if not (spec is made or (spec.contiguous and made.contiguous and spec.numel == made.numel)):
+                return None
+            prepare(spec)
+        entry = composed_entry(self, {position: i for i, position in enumerate(places)})
+        return entry, tuple(spec for _, spec, _, _ in self.outputs), 0
 
     def resized(self, spec: Spec, words: tuple[int, ...]) -> Plan:
         """This one-kernel plan with another parameter block and spec of its one result."""
@@ -206,6 +221,46 @@ class Plan:
                 queue.launch(step.entry, *[memory[i] for i in step.positions], step.block, keep=(keep, self))
             else:
                 queue.submit(run_external, step, list(memory), keep=(keep, self))
+
+
+def composed_entry(plan: Plan, results: dict[int, int]):
+    """`entry(*inputs, *results, block)` over a plan's steps; `results` gives the number of the result at a memory position."""
+    count, first = plan.inputs, plan.inputs
+    classes = [None if first + i in results else spec.size_class for i, spec in enumerate(plan.temps)] + list(plan.scratch)
+    numbers = [results.get(first + i) for i in range(len(classes))]
+    shifts, may_fail = plan.shifts, plan.may_fail
+    steps = [(s.entry, s.positions, s.block) if type(s) is Launch else (None, s, 0) for s in plan.steps]
+
+    def entry(*slots):
+        memory = list(slots[:count])
+        taken = []
+        try:
+            for c, number in zip(classes, numbers):
+                if c is None:
+                    memory.append(slots[count + number])
+                else:
+                    try:
+                        p = c.free.pop()
+                    except IndexError:
+                        p = c.fresh()
+                    taken.append((c.free, p))
+                    memory.append(p)
+            block = errors.thread_block() if may_fail else None
+            memory.append(block.address if may_fail else 0)
+            for position, extra in shifts:
+                memory.append(memory[position] + extra)
+            for run, positions, parameters in steps:
+                if run is None:
+                    run_external(positions, memory)
+                else:
+                    run(*[memory[i] for i in positions], parameters)
+            if may_fail and block.words[0]:
+                block.check()
+        finally:
+            for free, p in taken:
+                free.append(p)
+
+    return entry
 
 
 def with_scratch(entry, classes: list):
