@@ -13,6 +13,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from flambeau.base import stages
 from flambeau.base.errors import InternalError
 from flambeau.core.dtype import bfloat16, float16, float32
 from flambeau.core.layout import canonical_dims, contiguous_strides
@@ -57,6 +58,7 @@ class _Scheduler:
         self.graph, self.target, self.threads = graph, target, threads
         self.buffers: dict[Value, Buffer] = {}
         self.result = Schedule()
+        self.names = graph.names() if stages.shown(3) else None  # for the record of decisions
         self.group_of: dict[Value, _Group | int] = {}
         self.order: list[Any] = []  # groups and single nodes, in order of execution
         self.position: dict[Value, int] = {}  # index in `order` of what gives a root
@@ -190,6 +192,7 @@ class _Scheduler:
         if node.op.kind in (TEMPLATE, EXTERNAL, ASSEMBLE):
             if node not in self.order:
                 self.order.append(node)
+                self._decided(root, f"is step {len(self.order) - 1}, of its own: its kind is {node.op.kind}")
             self.position[root] = self.order.index(node)
             return
         leaves = self._leaves(root)
@@ -201,16 +204,24 @@ class _Scheduler:
             domain, reduced = tuple(root.spec.shape), ()
         if root in self.position:
             return
+        refusals: list[str] = []
         for at in range(max(earliest, 0), len(self.order)):
             group = self.order[at]
-            if isinstance(group, _Group) and self._joins(group, at, root, domain, reduced, leaves):
+            if not isinstance(group, _Group):
+                continue
+            why_not = self._why_not(group, at, root, domain, reduced, leaves)
+            if why_not is None:
+                self._decided(root, f"joins step {at}")
                 for v in node.outputs:
                     if v in self.roots or node.op.kind == REDUCTION:
                         group.roots.append(v)
                         self.position[v] = at
                 return
+            refusals.append(f"; not step {at}: {why_not}")
         group = _Group(domain, reduced)
         self.order.append(group)
+        over = f", reducing dims {list(reduced)}" if reduced else ""
+        self._decided(root, f"opens step {len(self.order) - 1} over {list(domain)}{over}{''.join(refusals)}")
         for v in node.outputs:
             group.roots.append(v)
             self.position[v] = len(self.order) - 1
@@ -219,36 +230,47 @@ class _Scheduler:
         source = node.inputs[0].spec
         return canonical_dims(node.op.name, node.args[1], source.ndim)
 
-    def _joins(self, group: _Group, at: int, root: Value, domain, reduced, leaves) -> bool:
-        """Whether the group can compute root too."""
+    def _decided(self, root: Value, what: str) -> None:
+        """Record a decision for whoever looks (FLAMBEAU_DEBUG=3)."""
+        if self.names is not None:
+            self.result.decisions.append(f"{self.names[root]} {what}")
+
+    def _why_not(self, group: _Group, at: int, root: Value, domain, reduced, leaves) -> str | None:
+        """None if the group can compute root too, and takes it; else what is in the way."""
         inside = [(v, m) for v, m in leaves if self.position.get(self._through_views(v)) == at]
-        if any(v not in self.position for v, _ in inside):  # a view of something the group stores
-            return False
+        if any(v not in self.position for v, _ in inside):
+            return "it reads a view of what that one stores"
         node = root.node
         if node.op.kind == REDUCTION:
-            if not reduced:
-                return False
-            if domain == group.domain and (reduced == group.reduced or (not group.reduced and not inside)):
-                if group.reduced != reduced:
-                    if any(r.node.op.kind != POINTWISE for r in group.roots):
-                        return False
-                    merged = _Group(domain, reduced)
-                    if merged.split and inside:
-                        return False
-                    group.reduced, group.split = merged.reduced, merged.split
-                if group.split or group.over_units:
-                    return not inside or (not group.over_units and all(self._is_full(v, m, group) for v, m in inside))
-                return all(self._is_aligned(v, m, group) for v, m in inside)
-            return self._joins_over_units(group, root, domain, reduced, inside)
+            return self._why_not_reduce(group, root, domain, reduced, inside)
         if group.over_units or group.split:
-            return bool(inside) and root.spec.numel == 1 and all(self._is_final(v, group) for v, _ in inside) and all(
-                v.spec.numel == 1 for v, _ in leaves)
+            if bool(inside) and root.spec.numel == 1 and all(self._is_final(v, group) for v, _ in inside) and all(
+                    v.spec.numel == 1 for v, _ in leaves):
+                return None
+            return "only single numbers can follow a reduction over all units"
         if domain == group.domain:
-            return all(self._is_aligned(v, m, group) for v, m in inside)
+            return None if all(self._is_aligned(v, m, group) for v, m in inside) else "it reads elements at other places than its own"
         if group.reduced and (inside or node.op.kind == INDEXING) and domain in group.row_shapes:
             lift = self._row_map(group, domain)
-            return all(self._is_aligned(v, compose(m, lift), group) for v, m in inside)
-        return False
+            return None if all(self._is_aligned(v, compose(m, lift), group) for v, m in inside) else "it reads other rows than its own"
+        return "its domain is another"
+
+    def _why_not_reduce(self, group: _Group, root: Value, domain, reduced, inside) -> str | None:
+        """The same of a reduction."""
+        if not reduced:
+            return "it reduces no dim"
+        if domain != group.domain or (reduced != group.reduced and (group.reduced or inside)):
+            return None if self._joins_over_units(group, root, domain, reduced, inside) else "its domain or its reduced dims are others"
+        if group.reduced != reduced:
+            if any(r.node.op.kind != POINTWISE for r in group.roots):
+                return "that one reads where indices say and cannot reduce"
+            merged = _Group(domain, reduced)
+            group.reduced, group.split = merged.reduced, merged.split
+        if group.split or group.over_units:
+            if not inside or (not group.over_units and all(self._is_full(v, m, group) for v, m in inside)):
+                return None
+            return "it reads what is known only when all units of that one have run"
+        return None if all(self._is_aligned(v, m, group) for v, m in inside) else "it reads other rows than its own"
 
     def _joins_over_units(self, group: _Group, root: Value, domain, reduced, inside) -> bool:
         """A reduction of everything over a group's row values (the mean of per-row losses)."""
@@ -350,7 +372,7 @@ class _Scheduler:
         for launch in lowered.launches:
             if launch.params[0] > 0:
                 slots = tuple(ERROR if b == -1 else everything[b] for b in launch.buffers)
-                self.result.steps.append(Step.kernel(launch.recipe, slots, launch.params, node.op.name))
+                self.result.steps.append(Step.kernel(launch.recipe, slots, launch.params, node.op.name, launch.flops))
 
     def _finish_outputs(self) -> None:
         for v in self.graph.outputs:

@@ -69,10 +69,11 @@ class Step:
     specs: tuple = ()
     outputs: tuple = ()
     args: tuple = ()
+    flops: int = 0  # what a template says its launch is worth; 0: not known
 
     @classmethod
-    def kernel(cls, recipe: Recipe, operands: tuple, params: tuple[int, ...], name: str) -> Step:
-        return cls(recipe, operands, params, name)
+    def kernel(cls, recipe: Recipe, operands: tuple, params: tuple[int, ...], name: str, flops: int = 0) -> Step:
+        return cls(recipe, operands, params, name, flops=flops)
 
     @classmethod
     def external(cls, op: Any, operands: tuple, specs: tuple, outputs: tuple, args: tuple) -> Step:
@@ -88,6 +89,7 @@ class Schedule:
         self.scratches: list[Scratch] = []
         self.steps: list[Step] = []
         self.outputs: list[tuple[Buffer, Spec, int]] = []
+        self.decisions: list[str] = []  # what was fused and what was not, if somebody looks
 
     def add_input(self, spec: Spec | NumberSpec) -> Buffer:
         self.inputs.append(Buffer(spec, "input", len(self.inputs)))
