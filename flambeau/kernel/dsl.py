@@ -600,7 +600,7 @@ class Module:
     """Functions that are compiled together.
 
     `native_bf16` says that the target rounds to bfloat itself (AVX512-BF16, which reads and writes denormals as 0),
-    `native_scalef` that it multiplies by 2^n in one instruction (AVX-512 F and VL; same bits, exp is a quarter quicker).
+    `native_scalef` that it multiplies by 2^n in one instruction (AVX-512 F and VL; same bits, exp is a fifth quicker).
     """
 
     def __init__(self, vector_bits: int = 512, native_bf16: bool = False, native_scalef: bool = False):
