@@ -6,6 +6,7 @@ from flambeau.namespace import names_of
 from flambeau.nn.activation_forms import *  # noqa: F403
 from flambeau.nn.attention_forms import *  # noqa: F403
 from flambeau.nn.indexing_forms import *  # noqa: F403
+from flambeau.nn.interpolation_forms import *  # noqa: F403
 from flambeau.nn.loss_forms import *  # noqa: F403
 from flambeau.nn.normalisation_forms import batch_norm, instance_norm  # noqa: F401
 from flambeau.nn.pooling_forms import *  # noqa: F403
