@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from flambeau.base.settings import settings
 from flambeau.core.spec import NumberSpec, Spec
-from flambeau.engine import dense
+from flambeau.engine import dense, instruments
 from flambeau.engine.plan import Plan, make_plan
 from flambeau.ir import tracing
 from flambeau.ir.graph import Graph, infer, number_spec, specs_of
@@ -145,6 +146,9 @@ def forget_plans() -> None:
     for op in REGISTRY.values():
         op.plans.clear()
         op.in_place_plans.clear()
+
+
+settings.watch(forget_plans, *instruments.SHAPING)
 
 
 def process(op: Op, args: tuple) -> Any:

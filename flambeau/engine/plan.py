@@ -14,8 +14,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from flambeau.base.lazy import np
+from flambeau.base.settings import settings
 from flambeau.core.device import CPU, device
 from flambeau.core.spec import Spec
+from flambeau.engine import instruments
 from flambeau.ir.graph import Graph
 from flambeau.kernel import cache, target
 from flambeau.passes.decompose import decompose
@@ -61,6 +63,9 @@ class Launch:
 
 
 _addresses: dict[tuple[str, Recipe], int] = {}
+
+
+settings.watch(_addresses.clear, "debug", "dump", "override")
 
 
 def address_of(recipe: Recipe) -> int:
@@ -121,7 +126,10 @@ class Plan:
             fails = ERROR in s.operands
             self.may_fail |= fails
             address = address_of(s.recipe)
-            self.steps.append(Launch(launch.entry(address), tuple(place(o) for o in s.operands), launch.block(s.params), s.name, fails))
+            entry = launch.entry(address)
+            if settings.debug >= 2:
+                entry = instruments.timed(entry, s)
+            self.steps.append(Launch(entry, tuple(place(o) for o in s.operands), launch.block(s.params), s.name, fails))
         self.outputs = [(position[b], spec, offset * spec.dtype.itemsize, b.role == "input") for b, spec, offset in result.outputs]
         kept = {p for p, *_ in self.outputs}
         self.released = [i for i in range(len(self.temps)) if self.inputs + i not in kept]
@@ -313,8 +321,11 @@ def run_external(step: Call, memory: list[int]) -> None:
 
 def make_plan(graph: Graph, where: device = CPU) -> Plan:
     """Decompose, schedule and bind a graph."""
+    instruments.show_graph(graph, "traced")
     graph = decompose(graph)
+    instruments.show_graph(graph, "decomposed")
     result = schedule(graph, target.current(), launch.get_num_threads())
+    instruments.show_schedule(result)
     return Plan(result, where)
 
 
