@@ -77,8 +77,8 @@ class Spec:
         spec.shape, spec.strides, spec.dtype, spec.device = shape, strides, dtype_, device_
         spec.ndim, spec.numel = len(shape), math.prod(shape)
         spec.contiguous = is_contiguous(shape, strides)
-        extent = 1 + sum((n - 1) * s for n, s in zip(shape, strides)) if spec.numel else 0
-        spec.nbytes = extent * dtype_.itemsize  # from the first element to the last
+        extent = 1 + sum((n - 1) * abs(s) for n, s in zip(shape, strides)) if spec.numel else 0
+        spec.nbytes = extent * dtype_.itemsize  # from the lowest element to the highest
         spec.free = spec.size_class = None  # filled by the engine when memory is first asked for
         spec.is_slow, spec._twin = False, None
         return spec
@@ -115,6 +115,7 @@ class NumberSpec:
     ndim = 0
     numel = 1
     contiguous = True
+    is_slow = True  # a stand-in for a number is in no plan table
 
     def __init__(self, type_: type):
         self.type = type_
