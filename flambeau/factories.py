@@ -198,9 +198,13 @@ def arange(start: Any, end: Any = None, step: Any = 1, *, out: Tensor | None = N
     if whole:
         count = -(-(end - start) // step)
     elif d.is_integral:
-        start, step, count = int(start), int(step), math.ceil((end - start) / step)
+        if d is int64:
+            end, start = int(end), int(start)
+        count = math.ceil((end - start) / step) if d is not int64 else None
+        start, step = int(start), int(step)
         if step == 0:
             raise RuntimeError(message("arange", "step must be nonzero in an integer dtype", step))
+        count = max(0, -(-(end - start) // step)) if count is None else count
     else:
         count = math.ceil((end - start) / step)
     if d.is_integral:

@@ -15,7 +15,7 @@ from flambeau.core.layout import canonical_dims
 from flambeau.core.spec import Spec
 from flambeau.func.levels import Level, move_dim
 from flambeau.ir import bind
-from flambeau.ir.kinds import DERIVED, View
+from flambeau.ir.kinds import DERIVED, View, apply_view
 from flambeau.ir.op import COMPOSITE, POINTWISE, REDUCTION, REGISTRY, VIEW, Op, Refused, declare
 from flambeau.operators.rules import case
 
@@ -141,9 +141,13 @@ class batched_view(View):
     def signature(input: Tensor, name, attributes): ...
 
     def view(s: Spec, name, attributes):
-        inner = Spec.get(s.shape[1:], s.strides[1:], s.dtype, s.device)
-        shape, strides, offset = REGISTRY[name].rules.view(inner, *attributes)
-        return (s.shape[0], *shape), (s.strides[0], *strides), offset
+        inner, offset = apply_view(REGISTRY[name].rules, Spec.get(s.shape[1:], s.strides[1:], s.dtype, s.device), attributes)
+        step = s.strides[0] * s.dtype.itemsize // inner.dtype.itemsize
+        return (s.shape[0], *inner.shape), (step, *inner.strides), offset
+
+    def retype(s: Spec, name, attributes):
+        retype = REGISTRY[name].rules.retype
+        return s.dtype if retype is None else retype(Spec.get(s.shape[1:], s.strides[1:], s.dtype, s.device), *attributes)
 
     def vjp(g, out, input, name, attributes):
         level = BatchLevel(input.spec.shape[0])

@@ -64,12 +64,13 @@ def to_numpy(t: Tensor, *, force: bool = False) -> Any:
     name = spec.dtype.name
     if spec.numel == 0:
         return np.empty(tuple(spec.shape), name)
-    raw = (ctypes.c_char * spec.nbytes).from_address(t.ptr)
+    below = sum((n - 1) * -s for n, s in zip(spec.shape, spec.strides) if s < 0)  # elements before the first one
+    raw = (ctypes.c_char * spec.nbytes).from_address(t.ptr - below * spec.dtype.itemsize)
     raw._owner = t.storage  # the array keeps the ctypes object, that keeps the memory
     flat = np.frombuffer(raw, name, spec.nbytes // spec.dtype.itemsize)
     if spec.contiguous:
         return flat.reshape(tuple(spec.shape))
-    return np.lib.stride_tricks.as_strided(flat, tuple(spec.shape), tuple(s * spec.dtype.itemsize for s in spec.strides))
+    return np.lib.stride_tricks.as_strided(flat[below:], tuple(spec.shape), tuple(s * spec.dtype.itemsize for s in spec.strides))
 
 
 def copied(array: Any) -> Tensor:

@@ -47,7 +47,8 @@ def compose(inner: IndexMap, outer: IndexMap) -> IndexMap:
 def through_view(node: Node, source_shape: Sequence[int]) -> IndexMap | None:
     """Source dims of a view node as a map from the view's dims, or None if they are not linear in them."""
     source = node.inputs[0].spec
-    if node.op.rules.retype is not None:
+    retype = node.op.rules.retype
+    if retype is not None and retype(source, *node.args[1:]) is not source.dtype:
         return None
     dense = Spec.get(source_shape, contiguous_strides(source_shape), source.dtype, source.device)
     try:

@@ -7,10 +7,10 @@ from flambeau.core.dtype import BY_NAME as DTYPES
 from flambeau.core.formats import preserve_format, strides_in
 from flambeau.core.layout import broadcast_shapes
 from flambeau.core.spec import Spec
-from flambeau.ir.kinds import LINEAR, Pointwise, dense_strides_like
+from flambeau.ir.kinds import LINEAR, Composite, Pointwise, dense_strides_like
 from flambeau.ir.op import declare
 from flambeau.kernel.types import bf16, f16, f32
-from flambeau.operators.rules import case, sum_to, to_type_of, unary_samples, zeros_like
+from flambeau.operators.rules import case, sum_to, to_type_of, unary_samples
 
 
 @declare
@@ -92,7 +92,7 @@ class contiguous_copy(Pointwise):
     jvp = LINEAR
 
     def reference(x):
-        return np.ascontiguousarray(x)
+        return np.array(x)
 
     samples = unary_samples
 
@@ -108,7 +108,8 @@ class copy(Pointwise):
     def meta(op, input, src, non_blocking):
         if broadcast_shapes("copy", input.shape, src.shape) != tuple(input.shape):
             raise RuntimeError(f"copy_: src must broadcast to the shape of the input {list(input.shape)}, got {list(src.shape)}.")
-        return Spec.of(input.shape, input.dtype, input.device)
+        strides = dense_strides_like(input.shape, [input])
+        return Spec.get(input.shape, strides, input.dtype, input.device) if strides else Spec.of(input.shape, input.dtype, input.device)
 
     def types(operands, args):
         return (operands[0].dtype, operands[1].dtype), operands[0].dtype
@@ -129,10 +130,10 @@ class copy(Pointwise):
 
 
 @declare
-class fill(Pointwise):
+class fill(Composite):
     """One value (a number or a 0-dim tensor) in the shape and dtype of the input."""
 
-    methods = ("fill",)
+    in_place = True
 
     def signature(input: Tensor, value: Operand): ...
 
@@ -142,14 +143,8 @@ class fill(Pointwise):
         strides = dense_strides_like(input.shape, [input])
         return Spec.get(input.shape, strides, input.dtype, input.device) if strides else Spec.of(input.shape, input.dtype, input.device)
 
-    def types(operands, args):
-        return (operands[0].dtype, operands[0].dtype), operands[0].dtype
-
-    def lower(k, x, y):
-        return y
-
-    def vjp(g, out, input, value):
-        return zeros_like(input), sum_to(g, value)
+    def body(input, value):
+        return copy(input, value)
 
     def reference(x, value):
         return np.full_like(x, value)

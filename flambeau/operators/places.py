@@ -17,6 +17,7 @@ class true_places(Template):
 
     functions = ()
     methods = ()
+    reads_layout = True
 
     def signature(mask: Tensor, count): ...
 
@@ -34,6 +35,8 @@ class true_places(Template):
         return np.flatnonzero(mask)
 
     def samples(t):
+        yield case(t(7, low=1.0, high=2.0) > 0, 7)
+        yield case(t(3, 5, low=1.0, high=2.0) < 0, 0)
         yield case(t(5), 2, raises=(RuntimeError, "must be bool"))
 
 

@@ -49,7 +49,8 @@ class scatter_write(Assemble):
         if combine == "add":
             return g, None, picked
         if combine:
-            raise NotImplementedError(f"scatter: no gradient with combine={combine!r}. Use scatter_reduce.")
+            left, right = reduced_gradient(g, out, input, dim, index, src, {"mul": "prod", "maximum": "amax", "minimum": "amin"}[combine], True, places)
+            return left, None, right
         zeros = ops["full"](tuple(index.spec.shape), 0, dtype=g.spec.dtype, device=g.spec.device)
         return scatter_write(g, dim, index, zeros), None, picked
 
@@ -61,7 +62,7 @@ class scatter_write(Assemble):
         return found
 
     def samples(t):
-        yield case(t(4, 5), 1, t(4, 3, dtype="int64", high=5), t(4, 3))
+        yield case(t(4, 5), 1, t(4, 1, dtype="int64", high=5), t(4, 1))
         yield case(t(4, 5), 0, t(6, 5, dtype="int64", high=4), t(6, 5), "add")
 
 
