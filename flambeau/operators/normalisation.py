@@ -13,7 +13,7 @@ from typing import Any
 
 from flambeau.base.errors import message
 from flambeau.base.lazy import np
-from flambeau.core.dtype import float32
+from flambeau.core.dtype import float32, promote_types
 from flambeau.ir.kinds import Composite
 from flambeau.ir.op import REGISTRY, declare
 from flambeau.operators.reduction import as_dtype, count_of, wide
@@ -338,7 +338,8 @@ class batch_statistics_norm(Composite):
         standard, center, scale, variance = standardize(wide(input), dims, eps)
         out = as_dtype(affine(standard, weight, bias, channel_shape(s)), s.dtype)
         flat = [ops["reshape"](v, (s.shape[1],)) for v in (center, scale, unbiased(variance, count_of(s.shape, dims)))]
-        return out, flat[0], flat[1], moved(running_mean, flat[0], momentum), moved(running_var, flat[2], momentum)
+        kept = s.dtype if weight is None else promote_types(s.dtype, weight.spec.dtype)
+        return out, as_dtype(flat[0], kept), as_dtype(flat[1], kept), moved(running_mean, flat[0], momentum), moved(running_var, flat[2], momentum)
 
     def reference(x, weight, bias, running_mean, running_var, momentum, eps):
         dims = channel_dims(x.ndim)
