@@ -37,6 +37,7 @@ STEP = 32  # depth of a tile
 PAIR_BYTES = 2048  # two tiles
 STAGE_BYTES = 4096  # four tiles of sums
 BLOCK_K = 4096
+PACKED_PANELS = 8  # in a unit of packing: pieces of lines long enough to be prefetched
 
 FIELDS = (
     "units", "grain", "m", "n", "k", "a_row", "a_step", "b_step", "b_column", "c_row", "c_column", "bias_row", "bias_column",
@@ -99,24 +100,46 @@ def _store_tile(k: Function, tile: Value, lines: list[Value]) -> None:
         k.store(tile, line, i * 16)
 
 
-def _pack_panel(k: Function, half: Function, source: Value, stride: Value, step: Value, count: Value, depth: Value, out: Value) -> None:
-    """Both halves of a panel; the second only if it has anything."""
-    k.call(half, source, stride, step, count, depth, out)
-    with k.when(count > 16):
-        k.call(half, k.offset(source, stride * 16, u16), stride, step, count - 16, depth, k.offset(out, PAIR_BYTES // 2))
+def _pack_panels(k: Function, half: Function, order: str, source: Value, stride: Value, step: Value, count: Value, depth: Value,
+                 out: Value, panel_bytes: Value) -> None:  # fmt: skip
+    """`count` rows or columns into panels, `panel_bytes` apart."""
+
+    def one(i: Value, p: Value | int, deep: Value) -> None:
+        to = k.offset(out, i // PANEL * panel_bytes + (p * (PAIR_BYTES // STEP)))
+        at = k.offset(source, i * stride + p * step, u16)
+        k.call(half, at, stride, step, count - i, deep, to)
+        with k.when(count - i > 16):
+            k.call(half, k.offset(at, stride * 16, u16), stride, step, count - i - 16, deep, k.offset(to, PAIR_BYTES // 2))
+
+    if order == "depth":
+        with k.range(0, count, PANEL) as i:
+            one(i, k.const(i64, 0), depth)
+    else:  # lines across: a step of depth over all panels, so that reads run on along the lines
+        with k.range(0, depth, STEP) as p, k.range(0, count, PANEL) as i:
+            one(i, p, k.minimum(depth - p, STEP))
 
 
-def _micro(module: Module, rows: int, columns: int, prefetch_steps: int) -> Function:
+def _store_line(k: Function, sums: Value, out: Value, c_line: Value, i: Value, out_type: Type) -> None:
+    """Line i of four tiles of sums to a result with unit stride, all 32 columns of it."""
+    source, target = k.offset(sums, (i >> 4) * 2048 + (i & 15) * 64), k.offset(out, i * c_line)
+    for half in range(2):
+        k.store(target, k.load(k.offset(source, 1024 * half), f32.vec(16)).to(out_type), 16 * half)
+
+
+def _micro(module: Module, rows: int, columns: int, prefetch_steps: int, out_type: Type) -> Function:
     """sums (+)= left @ right for rows x columns tiles (1 or 2 each), over `steps` tiles of depth.
 
     Left tiles are at a and a + a_half, lines `a_line` apart, the next ones `a_next` on (bytes); right ones are packed.
+    Meanwhile `due` lines of the tiles before, which are at `before`, go to their result: one a step, when the vector
+    units have nothing to do and the tiles have long left the pipeline.
     """
     k = module.function(
         f"tile_{rows}x{columns}",
-        [("steps", i64), ("a", ptr), ("a_half", i64), ("a_line", i64), ("a_next", i64), ("b", ptr), ("sums", ptr), ("add", i64)],
+        [("steps", i64), ("a", ptr), ("a_half", i64), ("a_line", i64), ("a_next", i64), ("b", ptr), ("sums", ptr), ("add", i64),
+         ("before", ptr), ("due", i64), ("out", ptr), ("c_line", i64)],
         internal=True,
-    )
-    steps, a, a_half, a_line, a_next, b, sums, add = k.args
+    )  # fmt: skip
+    steps, a, a_half, a_line, a_next, b, sums, add, before, due, out, c_line = k.args
     line = k.const(i64, 64)
     cells = [(r, c) for r in range(rows) for c in range(columns)]
 
@@ -130,7 +153,7 @@ def _micro(module: Module, rows: int, columns: int, prefetch_steps: int) -> Func
 
     k.when_else(add.eq(0), zero, reload)
     left, right = k.var(ptr, a), k.var(ptr, b)
-    with k.range(0, steps):
+    with k.range(0, steps) as step:
         x, y = left.get(), right.get()
         _tile(k, "tileloadd64", 4, x, a_line)
         for c in range(columns):
@@ -144,10 +167,14 @@ def _micro(module: Module, rows: int, columns: int, prefetch_steps: int) -> Func
             ahead = k.offset(x, a_next * prefetch_steps)
             for i in range(16 * rows):
                 k.prefetch(k.offset(ahead, a_line * i))
+        with k.when(step < due):
+            _store_line(k, before, out, c_line, step, out_type)
         left.set(k.offset(x, a_next))
         right.set(k.offset(y, PAIR_BYTES))
     for r, c in cells:
         _tile(k, "tilestored64", 2 * r + c, k.offset(sums, 1024 * (2 * r + c)), line)
+    with k.range(k.minimum(steps, due), due) as i:
+        _store_line(k, before, out, c_line, i, out_type)
     k.ret()
     return k
 
@@ -165,41 +192,29 @@ def _store_function(module: Module, finish: Function, out_type: Type) -> Functio
     def cell(r: int, c: int) -> Value:
         return k.offset(sums, 1024 * (2 * r + c))
 
-    def quick() -> None:
-        """Whole lines, nothing to add."""
-        with k.range(0, rows) as i:
-            source = k.offset(sums, (i >> 4) * 2048 + (i & 15) * 64)
-            halves = [k.load(k.offset(source, 1024 * h), f32.vec(16)).to(out_type) for h in range(2)]
-            target = k.offset(out, i * c_row, out_type)
-            for h, half in enumerate(halves):
-                k.store(target, half, 16 * h)
+    # Results that run down the columns: turn the sums round, so that they are stored by lines too.
+    turned = c_row.eq(1) & c_column.ne(1)
+    with k.when(turned):
+        squares = {}
+        for r, c in ((0, 0), (1, 1), (0, 1), (1, 0)):
+            squares[r, c] = transposed(k, [k.load(cell(r, c), f32.vec(16), 16 * i) for i in range(16)])
+            if r == c:
+                _store_tile(k, cell(r, c), squares[r, c])
+        _store_tile(k, cell(0, 1), squares[1, 0])
+        _store_tile(k, cell(1, 0), squares[0, 1])
 
-    def careful() -> None:
-        # Results that run down the columns: turn the sums round, so that they are stored by lines too.
-        turned = c_row.eq(1) & c_column.ne(1)
-        with k.when(turned):
-            squares = {}
-            for r, c in ((0, 0), (1, 1), (0, 1), (1, 0)):
-                squares[r, c] = transposed(k, [k.load(cell(r, c), f32.vec(16), 16 * i) for i in range(16)])
-                if r == c:
-                    _store_tile(k, cell(r, c), squares[r, c])
-            _store_tile(k, cell(0, 1), squares[1, 0])
-            _store_tile(k, cell(1, 0), squares[0, 1])
+    def pick(a: Value, b: Value) -> tuple[Value, Value]:
+        return k.select(turned, b, a), k.select(turned, a, b)
 
-        def pick(a: Value, b: Value) -> tuple[Value, Value]:
-            return k.select(turned, b, a), k.select(turned, a, b)
-
-        (row, column), (down, across) = pick(c_row, c_column), pick(rows, columns)
-        bias_down, bias_across = pick(bias_row, bias_column)
-        for r in range(2):
-            for c in range(2):
-                with k.when((down > 16 * r) & (across > 16 * c)):
-                    to = k.offset(out, row * (16 * r) + column * (16 * c), out_type)
-                    bias_at = k.offset(bias, bias_down * (16 * r) + bias_across * (16 * c), out_type)
-                    k.call(finish, cell(r, c), 16, to, row, column, k.minimum(down - 16 * r, 16), k.minimum(across - 16 * c, 16),
-                           bias_at, bias_down, bias_across, flags)
-
-    k.when_else(c_column.eq(1) & columns.eq(PANEL) & flags.eq(0), quick, careful)
+    (row, column), (down, across) = pick(c_row, c_column), pick(rows, columns)
+    bias_down, bias_across = pick(bias_row, bias_column)
+    for r in range(2):
+        for c in range(2):
+            with k.when((down > 16 * r) & (across > 16 * c)):
+                to = k.offset(out, row * (16 * r) + column * (16 * c), out_type)
+                bias_at = k.offset(bias, bias_down * (16 * r) + bias_across * (16 * c), out_type)
+                k.call(finish, cell(r, c), 16, to, row, column, k.minimum(down - 16 * r, 16), k.minimum(across - 16 * c, 16),
+                       bias_at, bias_down, bias_across, flags)
     k.ret()
     return k
 
@@ -223,7 +238,7 @@ def build_amx(target: Target, order: str, out: str, prefetch_steps: int) -> Modu
     out_type = ELEMENTS[out][0]
     module = Module(512, native_bf16=target.has("avx512bf16"))
     half = _pack_function(module, "pack_left", "left", order)
-    micro = {(r, c): _micro(module, r, c, prefetch_steps) for r in (1, 2) for c in (1, 2)}
+    micro = {(r, c): _micro(module, r, c, prefetch_steps, out_type) for r in (1, 2) for c in (1, 2)}
     store = _store_function(module, finish_function(module, f32, out_type, 16, turns=False), out_type)
     k = module.function("kernel", ABI)
     slots, begin, end, tid = k.args
@@ -232,9 +247,14 @@ def build_amx(target: Target, order: str, out: str, prefetch_steps: int) -> Modu
     stage = k.offset(slot["scratch"], tid * p["scratch_stride"])
     panels_n = (p["block_n"] + (PANEL - 1)) // PANEL
     panels_m = (p["block_m"] + (PANEL - 1)) // PANEL
-    packed_left = k.offset(stage, k.maximum(panels_m * panels_n * p["stage_stride"], STAGE_BYTES))
+    packed_left = k.offset(stage, k.maximum(panels_m * panels_n * p["stage_stride"], 2 * STAGE_BYTES))
     padded_n = (p["n"] + (PANEL - 1)) & -PANEL
     _configure(k)
+    # Of a result with unit stride and nothing to add, tiles are stored while the next ones are computed, in turns.
+    before, before_out, due, turn = k.var(ptr, stage), k.var(ptr, stage), k.var(i64, 0), k.var(i64, 0)
+    straight = p["c_column"].eq(1) & p["flags"].eq(0)
+    single = p["stage_stride"].eq(0).to(i64)
+    c_line = p["c_row"] * out_type.size
 
     with k.range(begin, end) as unit:
         rest, column_tile = unit // p["tiles_n"], unit % p["tiles_n"]
@@ -254,9 +274,8 @@ def build_amx(target: Target, order: str, out: str, prefetch_steps: int) -> Modu
             b_block = k.offset(b_unit, at * padded_n + column0 * steps * STEP, bf16)
             # In place, only the last rows are packed: tiles are loaded whole.
             first = k.select(p["in_place"].ne(0), rows & -PANEL, k.const(i64, 0))
-            with k.range(first, rows, PANEL) as i:
-                _pack_panel(k, half, k.offset(a_block, i * p["a_row"], bf16), p["a_row"], p["a_step"], rows - i, depth,
-                            k.offset(packed_left, i // PANEL * left_bytes))
+            _pack_panels(k, half, order, k.offset(a_block, first * p["a_row"], bf16), p["a_row"], p["a_step"], rows - first, depth,
+                         k.offset(packed_left, first // PANEL * left_bytes), left_bytes)
             add = at.ne(0).to(i64)
             last = (at + depth).eq(p["k"])
             row_bytes = p["a_row"] * 2
@@ -268,44 +287,63 @@ def build_amx(target: Target, order: str, out: str, prefetch_steps: int) -> Modu
                     a_line = k.select(here, row_bytes, k.const(i64, 64))
                     a_half = k.select(here, row_bytes * 16, k.const(i64, PAIR_BYTES // 2))
                     a_next = k.select(here, k.const(i64, 64), k.const(i64, PAIR_BYTES))
-                    sums = k.offset(stage, (i // PANEL * panels_n + j // PANEL) * p["stage_stride"])
+                    sums = k.offset(stage, (i // PANEL * panels_n + j // PANEL) * p["stage_stride"] + turn.get() * STAGE_BYTES)
+                    turn.set((turn.get() ^ 1) & single)
                     out_panel = k.offset(out_unit, i * p["c_row"] + j * p["c_column"], out_type)
                     wide, tall = columns - j > 16, rows - i > 16
                     for r in (1, 2):
                         for c in (1, 2):
                             right_shape = (tall if r == 2 else ~tall) & (wide if c == 2 else ~wide)
                             with k.when(right_shape):
-                                k.call(micro[r, c], steps, a_panel, a_half, a_line, a_next, b_panel, sums, add)
-                    with k.when(last):
+                                k.call(micro[r, c], steps, a_panel, a_half, a_line, a_next, b_panel, sums, add, before.get(), due.get(),
+                                       before_out.get(), c_line)
+                    due.set(0)
+                    height, width = k.minimum(rows - i, PANEL), k.minimum(columns - j, PANEL)
+
+                    def store_later(sums=sums, out_panel=out_panel, height=height) -> None:
+                        before.set(sums)
+                        before_out.set(out_panel)
+                        due.set(height)
+
+                    def store_now(sums=sums, out_panel=out_panel, height=height, width=width, i=i, j=j) -> None:
                         bias_panel = k.offset(bias_unit, i * p["bias_row"] + j * p["bias_column"], out_type)
-                        k.call(store, sums, out_panel, p["c_row"], p["c_column"], k.minimum(rows - i, PANEL), k.minimum(columns - j, PANEL),
+                        k.call(store, sums, out_panel, p["c_row"], p["c_column"], height, width,
                                bias_panel, p["bias_row"], p["bias_column"], p["flags"])
+
+                    with k.when(last):
+                        k.when_else(straight & width.eq(PANEL), store_later, store_now)
+        with k.range(0, due.get()) as i:
+            _store_line(k, before.get(), before_out.get(), c_line, i, out_type)
+        due.set(0)
     _tile(k, "tilerelease")
     k.ret()
     return module
 
 
 def build_amx_pack(target: Target, order: str) -> Module:
-    """Packs the right operand. Slots: b, packed, block; a unit is one panel of one depth block of one matrix."""
+    """Packs the right operand. Slots: b, packed, block; a unit is PACKED_PANELS panels of one depth block of one matrix."""
     module = Module(512)
     half = _pack_function(module, "pack_right", "right", order)
     k = module.function("kernel", ABI)
     slots, begin, end, _ = k.args
     source, packed, block = (k.load(slots, ptr, i) for i in range(3))
     p = {name: k.load(block, i64, i) for i, name in enumerate(FIELDS)}
-    panels = (p["n"] + (PANEL - 1)) // PANEL
-    blocks = (p["k"] + (p["block_k"] - 1)) // p["block_k"]
+    padded_n = (p["n"] + (PANEL - 1)) & -PANEL
     padded_k = (p["k"] + (STEP - 1)) & -STEP
+    columns = PANEL * PACKED_PANELS  # of a unit
+    groups = (p["n"] + (columns - 1)) // columns
+    blocks = (p["k"] + (p["block_k"] - 1)) // p["block_k"]
     with k.range(begin, end) as unit:
-        rest, panel = unit // panels, unit % panels
+        rest, group = unit // groups, unit % groups
         batch, depth_block = rest // blocks, rest % blocks
         _, b_at = unit_offsets(k, k.offset(block, 8 * BATCH), batch, 2)
-        at, column = depth_block * p["block_k"], panel * PANEL
+        at, column = depth_block * p["block_k"], group * columns
         depth = k.minimum(p["k"] - at, p["block_k"])
         stored = (depth + (STEP - 1)) & -STEP
-        to = k.offset(packed, (batch * padded_k + at) * (panels * PANEL) + column * stored, bf16)
-        from_ = k.offset(source, b_at + at * p["b_step"] + column * p["b_column"], bf16)
-        _pack_panel(k, half, from_, p["b_column"], p["b_step"], p["n"] - column, depth, to)
+        to = k.offset(packed, (batch * padded_k + at) * padded_n + column * stored, bf16)
+        start = k.offset(source, b_at + at * p["b_step"] + column * p["b_column"], bf16)
+        count = k.minimum(p["n"] - column, columns)
+        _pack_panels(k, half, order, start, p["b_column"], p["b_step"], count, depth, to, stored * (PANEL * 2))
     k.ret()
     return module
 
@@ -316,25 +354,25 @@ def lower_amx(p: Problem, threads: int) -> Lowered:
     return with_swapped_operands(_lower(swapped(p), threads, True)) if turned else _lower(p, threads, False)
 
 
-def _lower(p: Problem, threads: int, streaming: bool) -> Lowered:
+def _lower(p: Problem, threads: int, streaming: bool, in_place: bool | None = None) -> Lowered:
     block_k = blocks_of(p.k, BLOCK_K, STEP)
     most_rows = max(PANEL, min(256, (1 << 20) // (2 * p.k)))  # packed rows of the left in half of L2
     grid = Grid(PANEL, PANEL, 2 * PANEL if streaming else most_rows, 4096, 0 if streaming else 48, 32)
     block_m, block_n = unit_blocks(p, grid, threads)
     tiles_m, tiles_n = -(-p.m // block_m), -(-p.n // block_n)
-    in_place = streaming and p.a[1] == 1 and p.k % STEP == 0
+    in_place = (streaming if in_place is None else in_place) and p.a[1] == 1 and p.k % STEP == 0
     stage_stride = STAGE_BYTES if block_k < p.k else 0
     stages = -(-block_m // PANEL) * -(-block_n // PANEL) * stage_stride
-    scratch_stride = max(stages, STAGE_BYTES) + round_up(block_m, PANEL) * block_k * 2
+    scratch_stride = max(stages, 2 * STAGE_BYTES) + round_up(block_m, PANEL) * block_k * 2
     scratch_stride = round_up(scratch_stride, 4096) + 128
     matrices, packing, reading = packed_batch(p, round_up(p.k, STEP) * round_up(p.n, PANEL))
-    panels = matrices * -(-p.n // PANEL) * -(-p.k // block_k)
+    packs = matrices * -(-p.n // (PANEL * PACKED_PANELS)) * -(-p.k // block_k)
     fields = (p.m, p.n, p.k, *p.a, *p.b, *p.out, *(p.bias or (0, 0)), block_m, block_n, block_k, tiles_m, tiles_n, scratch_stride,
               int(in_place), stage_stride, p.flags)  # fmt: skip
     units = p.matrices * tiles_m * tiles_n
     grain = 0 if p.work < SERIAL_WORK else 1
     out = p.inputs
-    pack = launch("gemm_amx_pack", (order_of(p.b[1], p.b[0]),), build_amx_pack, (1, out + 1), panels, grain, (*fields, *packing))
+    pack = launch("gemm_amx_pack", (order_of(p.b[1], p.b[0]),), build_amx_pack, (1, out + 1), packs, grain, (*fields, *packing))
     kind = (order_of(*p.a), p.out_dtype, 8 if streaming else 0)
     main = launch("gemm_amx", kind, build_amx, (0, out + 1, 2, out, out + 2), units, grain, (*fields, *reading))
     return Lowered((pack, main), (matrices * round_up(p.k, STEP) * round_up(p.n, PANEL) * 2, scratch_stride * threads))
