@@ -13,7 +13,7 @@ from flambeau.ir.op import REGISTRY, declare
 from flambeau.kernel import philox
 from flambeau.kernel.complexes import Complex
 from flambeau.kernel.types import f32
-from flambeau.operators.random import random_bernoulli, random_uniform, reference_unit, words_of
+from flambeau.operators.random import random_bernoulli, reference_unit, words_of
 from flambeau.operators.rules import case
 
 
@@ -113,27 +113,3 @@ class random_alpha_dropout(Composite):
     def samples(t):
         yield case(t(3, 4, 5), 0.5, 0.9, 1.5, 0.7, 1, 0)
         yield case(t(3, 4, 5), 0.5, 0.9, 1.5, 0.7, 1, 0, True)
-
-
-@declare
-class random_rrelu(Composite):
-    """Leaky ReLU whose slopes are drawn from [lower, upper) for each element."""
-
-    functions = ()
-    methods = ()
-
-    def signature(input: Tensor, lower: Scalar, upper: Scalar, seed: Operand, offset: Operand): ...
-
-    def meta(op, input, *rest):
-        return input
-
-    def body(input, lower, upper, seed, offset):
-        slope = random_uniform(None, tuple(input.spec.shape), lower, upper, seed, offset, input.spec.dtype, input.spec.device)
-        return REGISTRY["where"](REGISTRY["ge"](input, 0), input, REGISTRY["mul"](input, slope))
-
-    def reference(input, lower, upper, seed, offset):
-        slope = reference_unit(input.shape, seed, offset, float32) * (upper - lower) + lower
-        return np.where(input >= 0, input, input * slope)
-
-    def samples(t):
-        yield case(t(3, 5), 0.1, 0.3, 1, 0)
