@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 from flambeau.base.errors import message
+from flambeau.base.settings import settings
 from flambeau.core.spec import NumberSpec, Spec
 from flambeau.engine import eager, in_place
 from flambeau.ir.bind import MODES, bind
@@ -46,7 +47,7 @@ def miss(op: Op, args: tuple) -> Any:
     """A call whose plan the fast path did not find: run it, and leave the plan there if the fast path can use it."""
     args = checked(op, args)
     result = bind(op, args)
-    key = fast_key(op, args)
+    key = fast_key(op, args) if not settings.validate else None  # the fast path would compare nothing
     if key is not None:
         info = eager.info_for(op, args)
         if info.view is not None:
@@ -85,7 +86,9 @@ def fast_key(op: Op, args: tuple) -> Any:
             else:
                 return None
         elif p.role == "Tensors":
-            return None
+            if any(x is not None and (not hasattr(x, "spec") or x.spec.is_slow) for x in a):
+                return None
+            parts.append(tuple(x if x is None else x.spec for x in a))
         elif p.role == "Scalar":
             if a is p.default or (type(a) is type(p.default) and a == p.default):
                 parts.append(None)
@@ -174,7 +177,7 @@ def make_function(op: Op, **replaced: Callable) -> Callable:
     if op.rules.fields:
         scope["Result"] = namedtuple(op.name, op.rules.fields)
         lines.append(f"    return Result(*slow(op, {everything}))")
-    elif any(p.role == "Tensors" for p in op.params) or not op.tensor_positions or op.outputs != 1:
+    elif op.outputs != 1 or op.rules.random:
         lines.append(f"    return slow(op, {everything})")
     else:
         lines += _fast_body(op, everything)
@@ -218,6 +221,12 @@ def _fast_body(op: Op, everything: str) -> list[str]:
             keys.append(f"k_{n}")
             pointers.append(f"*(() if {n} is None else ({n}.ptr,))")
             needs.append(f"g_{n}")
+        elif p.role == "Tensors":
+            before += [f"        if type({n}) is not tuple:", f"            if type({n}) is not list:", f"                return miss(op, {everything})",
+                       f"            {n} = tuple({n})", f"        k_{n} = tuple([None if x is None else x.spec for x in {n}])"]
+            keys.append(f"k_{n}")
+            pointers.append(f"*[x.ptr for x in {n} if x is not None]")
+            needs.append(f"any([x is not None and x.needs_grad for x in {n}])")
         elif p.role == "Scalar":  # at its default a part of the code, else its type is in the key and its value a slot
             word = "if"
             if not p.required:
@@ -242,12 +251,14 @@ def _fast_body(op: Op, everything: str) -> list[str]:
         lines += ["    free = spec.free", "    try:", "        result.ptr = ptr = free.pop()", "    except IndexError:",
                   "        result.ptr = ptr = spec.size_class.fresh()",
                   "    result.storage = storage = new(Storage)", "    storage.ptr = ptr", "    storage.free = free", "    storage.version = 0",
-                  f"    entry({', '.join(pointers)}, ptr, block)", "    result._view = None"]
+                  f"    entry({', '.join([*pointers, 'ptr', 'block'])})", "    result._view = None"]
     lines += ["    result.spec = spec", "    result.needs_grad = False", "    result.node = None"]
     operands = [p.name for p in op.params if p.is_tensor]
     bits = " + ".join(f"{need} * {1 << i}" if i else need for i, need in enumerate(needs))
     scalars = [p for p in op.params if p.role == "Scalar"]
-    if any(may_be_absent(p) for p in op.params) or any(p.required for p in scalars):  # bits count what is there: the general way
+    if not needs:
+        pass
+    elif any(may_be_absent(p) or p.role == "Tensors" for p in op.params) or any(p.required for p in scalars):  # bits count what is there: the general way
         lines += [f"    if {' or '.join(needs)}:", f"        record(info, {everything}, (result,))"]
     else:
         given = "".join(f" and k_{p.name} is None" for p in scalars)

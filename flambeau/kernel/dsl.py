@@ -355,16 +355,21 @@ class Function:
         return self.emit(a.type, f"select {mask.type.text} {mask.ref}, {a.type.text} {a.ref}, {b.type.text} {b.ref}")
 
     def minimum(self, a: Value, b: Value | Number) -> Value:
-        """Smaller of two; floats: NaN if either is NaN."""
-        a, b = self.unify(a, b)
-        name = {"f": "minimum", "i": "smin", "u": "umin"}[a.type.kind]
-        return self.intrinsic(f"llvm.{name}.{a.type.suffix}", a.type, a, b)
+        """Smaller of two; floats: NaN if either is NaN, either zero of two."""
+        return self._extreme(a, b, "min")
 
     def maximum(self, a: Value, b: Value | Number) -> Value:
-        """Larger of two; floats: NaN if either is NaN."""
+        """Larger of two; floats: NaN if either is NaN, either zero of two."""
+        return self._extreme(a, b, "max")
+
+    def _extreme(self, a: Value, b: Value | Number, which: str) -> Value:
         a, b = self.unify(a, b)
-        name = {"f": "maximum", "i": "smax", "u": "umax"}[a.type.kind]
-        return self.intrinsic(f"llvm.{name}.{a.type.suffix}", a.type, a, b)
+        if a.type.kind != "f":
+            return self.intrinsic(f"llvm.{'s' if a.type.kind == 'i' else 'u'}{which}.{a.type.suffix}", a.type, a, b)
+        # One max/min instruction, which gives a where either is NaN, and a blend for NaN in b; llvm.maximum also orders zeros
+        # and takes five instructions.
+        best = self.select(b > a if which == "max" else b < a, b, a)
+        return self.select(b.is_nan(), b, best)
 
     def fma(self, a: Value | Number, b: Value | Number, c: Value | Number) -> Value:
         """a * b + c, rounded once."""
