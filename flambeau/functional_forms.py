@@ -10,7 +10,7 @@ from typing import Any
 from flambeau._tensor import Tensor
 from flambeau.ir.op import REGISTRY
 
-__all__ = ["chain_matmul", "einsum"]
+__all__ = ["chain_matmul", "einsum", "grid_sampler", "grid_sampler_2d", "grid_sampler_3d"]
 
 
 def einsum(*args: Any) -> Tensor:
@@ -55,3 +55,12 @@ def chain_matmul(*matrices: Tensor, out: Tensor | None = None) -> Tensor:
     if len(matrices) == 1 and isinstance(matrices[0], Tensor):
         return matrices[0]
     return REGISTRY["multi_dot"](matrices, out=out)
+
+
+def grid_sampler(input: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool) -> Tensor:
+    """`nn.functional.grid_sample` with modes by number: 0 bilinear, 1 nearest, 2 bicubic; 0 zeros, 1 border, 2 reflection."""
+    mode, padding = ("bilinear", "nearest", "bicubic")[interpolation_mode], ("zeros", "border", "reflection")[padding_mode]
+    return REGISTRY["grid_sample"](input, grid, mode, padding, bool(align_corners))
+
+
+grid_sampler_2d = grid_sampler_3d = grid_sampler

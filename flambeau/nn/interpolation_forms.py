@@ -13,7 +13,7 @@ from typing import Any
 from flambeau._tensor import Tensor
 from flambeau.ir.op import REGISTRY
 
-__all__ = ["interpolate", "upsample", "upsample_bilinear", "upsample_nearest"]
+__all__ = ["affine_grid", "grid_sample", "interpolate", "upsample", "upsample_bilinear", "upsample_nearest"]
 
 MODES = ("nearest", "nearest-exact", "linear", "bilinear", "bicubic", "trilinear", "area")
 OF_RANK = {"linear": 1, "bilinear": 2, "bicubic": 2, "trilinear": 3}
@@ -89,3 +89,13 @@ def upsample_nearest(input: Tensor, size: Any = None, scale_factor: Any = None) 
 def upsample_bilinear(input: Tensor, size: Any = None, scale_factor: Any = None) -> Tensor:
     """`interpolate` bilinearly with aligned corners."""
     return interpolate(input, size, scale_factor, "bilinear", True)
+
+
+def grid_sample(input: Tensor, grid: Tensor, mode: str = "bilinear", padding_mode: str = "zeros", align_corners: bool | None = None) -> Tensor:
+    """input [N, C, *L] sampled at the places of grid [N, *P, rank], from -1 to 1 over the image."""
+    return REGISTRY["grid_sample"](input, grid, mode, padding_mode, bool(align_corners))
+
+
+def affine_grid(theta: Tensor, size: Any, align_corners: bool | None = None) -> Tensor:
+    """The sampling grid of affine maps theta [N, 2, 3] or [N, 3, 4] for a result of `size`."""
+    return REGISTRY["affine_grid"](theta, tuple(int(n) for n in size), bool(align_corners))

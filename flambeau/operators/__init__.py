@@ -18,3 +18,4 @@ from flambeau.operators import rotary  # noqa: F401
 from flambeau.operators import attention, bags  # noqa: F401
 from flambeau.operators import normalisation  # noqa: F401
 from flambeau.operators import interpolation  # noqa: F401
+from flambeau.operators import sampling  # noqa: F401
