@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 
 from flambeau.base.lazy import np
+from flambeau.ir.kinds import FLOAT
 from flambeau.ir.op import REGISTRY, declare
 from flambeau.kernel import complex_math, vmath
 from flambeau.kernel.complexes import Complex
@@ -441,7 +442,8 @@ class softsign(Activation):
     """x / (1 + |x|)."""
 
     functions = ("nn.functional.softsign",)
-    kinds = "fc"
+    promotion = FLOAT
+    kinds = "buifc"
     in_place = False
 
     def lower(k, x):
@@ -466,7 +468,8 @@ class tanhshrink(Smooth):
     """x - tanh(x)."""
 
     functions = ("nn.functional.tanhshrink",)
-    kinds = "fc"
+    promotion = FLOAT
+    kinds = "buifc"
     in_place = False
 
     def lower(k, x):
