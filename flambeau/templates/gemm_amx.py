@@ -37,11 +37,12 @@ STEP = 32  # depth of a tile
 PAIR_BYTES = 2048  # two tiles
 STAGE_BYTES = 4096  # four tiles of sums
 BLOCK_K = 4096
+L1_BYTES, L2_BYTES = 48 << 10, 2 << 20
 PACKED_PANELS = 8  # in a unit of packing: pieces of lines long enough to be prefetched
 
 FIELDS = (
     "units", "grain", "m", "n", "k", "a_row", "a_step", "b_step", "b_column", "c_row", "c_column", "bias_row", "bias_column",
-    "block_m", "block_n", "block_k", "tiles_m", "tiles_n", "scratch_stride", "in_place", "stage_stride", "flags",
+    "block_m", "block_n", "block_k", "tiles_m", "tiles_n", "scratch_stride", "in_place", "stage_stride", "by_rows", "flags",
 )  # fmt: skip
 BATCH = len(FIELDS)
 
@@ -126,21 +127,23 @@ def _store_line(k: Function, sums: Value, out: Value, c_line: Value, i: Value, o
         k.store(target, k.load(k.offset(source, 1024 * half), f32.vec(16)).to(out_type), 16 * half)
 
 
-def _micro(module: Module, rows: int, columns: int, prefetch_steps: int, out_type: Type) -> Function:
+def _micro(module: Module, rows: int, columns: int, once: bool, prefetch_steps: int, out_type: Type) -> Function:
     """sums (+)= left @ right for rows x columns tiles (1 or 2 each), over `steps` tiles of depth.
 
     Left tiles are at a and a + a_half, lines `a_line` apart, the next ones `a_next` on (bytes); right ones are packed.
     Meanwhile `due` lines of the tiles before, which are at `before`, go to their result: one a step, when the vector
-    units have nothing to do and the tiles have long left the pipeline.
+    units have nothing to do and the tiles have long left the pipeline. `once` keeps the left from pushing the panel of
+    the right out of L1.
     """
     k = module.function(
         f"tile_{rows}x{columns}",
         [("steps", i64), ("a", ptr), ("a_half", i64), ("a_line", i64), ("a_next", i64), ("b", ptr), ("sums", ptr), ("add", i64),
-         ("before", ptr), ("due", i64), ("out", ptr), ("c_line", i64)],
+         ("before", ptr), ("due", i64), ("out", ptr), ("c_line", i64), ("ahead", ptr)],
         internal=True,
     )  # fmt: skip
-    steps, a, a_half, a_line, a_next, b, sums, add, before, due, out, c_line = k.args
+    steps, a, a_half, a_line, a_next, b, sums, add, before, due, out, c_line, c_ahead = k.args
     line = k.const(i64, 64)
+    load_left = "tileloaddt164" if once else "tileloadd64"
     cells = [(r, c) for r in range(rows) for c in range(columns)]
 
     def zero() -> None:
@@ -152,15 +155,17 @@ def _micro(module: Module, rows: int, columns: int, prefetch_steps: int, out_typ
             _tile(k, "tileloadd64", 2 * r + c, k.offset(sums, 1024 * (2 * r + c)), line)
 
     k.when_else(add.eq(0), zero, reload)
+    for i in range(PANEL):
+        k.prefetch(c_ahead, c_line * i, write=True)
     left, right = k.var(ptr, a), k.var(ptr, b)
     with k.range(0, steps) as step:
         x, y = left.get(), right.get()
-        _tile(k, "tileloadd64", 4, x, a_line)
+        _tile(k, load_left, 4, x, a_line)
         for c in range(columns):
             _tile(k, "tileloadd64", 6 + c, k.offset(y, 1024 * c), line)
             _tile(k, "tdpbf16ps", c, 4, 6 + c)
         if rows == 2:
-            _tile(k, "tileloadd64", 5, k.offset(x, a_half), a_line)
+            _tile(k, load_left, 5, k.offset(x, a_half), a_line)
             for c in range(columns):
                 _tile(k, "tdpbf16ps", 2 + c, 5, 6 + c)
         if prefetch_steps:
@@ -230,7 +235,7 @@ def _configure(k: Function) -> None:
     _tile(k, "ldtilecfg", config)
 
 
-def build_amx(target: Target, order: str, out: str, prefetch_steps: int) -> Module:
+def build_amx(target: Target, order: str, out: str, once: bool, prefetch_steps: int) -> Module:
     """Slots: left, packed right, bias (anything if there is none), out, scratch, block.
 
     Scratch of a thread: sums, then packed rows of the left.
@@ -238,7 +243,7 @@ def build_amx(target: Target, order: str, out: str, prefetch_steps: int) -> Modu
     out_type = ELEMENTS[out][0]
     module = Module(512, native_bf16=target.has("avx512bf16"))
     half = _pack_function(module, "pack_left", "left", order)
-    micro = {(r, c): _micro(module, r, c, prefetch_steps, out_type) for r in (1, 2) for c in (1, 2)}
+    micro = {(r, c): _micro(module, r, c, once, prefetch_steps, out_type) for r in (1, 2) for c in (1, 2)}
     store = _store_function(module, finish_function(module, f32, out_type, 16, turns=False), out_type)
     k = module.function("kernel", ABI)
     slots, begin, end, tid = k.args
@@ -279,9 +284,11 @@ def build_amx(target: Target, order: str, out: str, prefetch_steps: int) -> Modu
             add = at.ne(0).to(i64)
             last = (at + depth).eq(p["k"])
             row_bytes = p["a_row"] * 2
-            with k.range(0, columns, PANEL) as j:
-                b_panel = k.offset(b_block, j // PANEL * left_bytes)
-                with k.range(0, rows, PANEL) as i:
+            by_rows = p["by_rows"].ne(0)
+            with k.range(0, k.select(by_rows, rows, columns), PANEL) as outer:
+                with k.range(0, k.select(by_rows, columns, rows), PANEL) as inner:
+                    i, j = k.select(by_rows, outer, inner), k.select(by_rows, inner, outer)
+                    b_panel = k.offset(b_block, j // PANEL * left_bytes)
                     here = i < first
                     a_panel = k.select(here, k.offset(a_block, i * p["a_row"], bf16), k.offset(packed_left, i // PANEL * left_bytes))
                     a_line = k.select(here, row_bytes, k.const(i64, 64))
@@ -296,7 +303,7 @@ def build_amx(target: Target, order: str, out: str, prefetch_steps: int) -> Modu
                             right_shape = (tall if r == 2 else ~tall) & (wide if c == 2 else ~wide)
                             with k.when(right_shape):
                                 k.call(micro[r, c], steps, a_panel, a_half, a_line, a_next, b_panel, sums, add, before.get(), due.get(),
-                                       before_out.get(), c_line)
+                                       before_out.get(), c_line, out_panel)
                     due.set(0)
                     height, width = k.minimum(rows - i, PANEL), k.minimum(columns - j, PANEL)
 
@@ -354,13 +361,14 @@ def lower_amx(p: Problem, threads: int) -> Lowered:
     return with_swapped_operands(_lower(swapped(p), threads, True)) if turned else _lower(p, threads, False)
 
 
-def _lower(p: Problem, threads: int, streaming: bool, in_place: bool | None = None) -> Lowered:
+def _lower(p: Problem, threads: int, streaming: bool) -> Lowered:
     block_k = blocks_of(p.k, BLOCK_K, STEP)
     most_rows = max(PANEL, min(256, (1 << 20) // (2 * p.k)))  # packed rows of the left in half of L2
     grid = Grid(PANEL, PANEL, 2 * PANEL if streaming else most_rows, 4096, 0 if streaming else 48, 32)
     block_m, block_n = unit_blocks(p, grid, threads)
     tiles_m, tiles_n = -(-p.m // block_m), -(-p.n // block_n)
-    in_place = (streaming if in_place is None else in_place) and p.a[1] == 1 and p.k % STEP == 0
+    in_place = p.a[1] == 1 and p.k % STEP == 0
+    by_rows = 2 * p.k * block_n <= L2_BYTES // 4  # all of the right stays in L2: results are written line by line
     stage_stride = STAGE_BYTES if block_k < p.k else 0
     stages = -(-block_m // PANEL) * -(-block_n // PANEL) * stage_stride
     scratch_stride = max(stages, 2 * STAGE_BYTES) + round_up(block_m, PANEL) * block_k * 2
@@ -368,11 +376,12 @@ def _lower(p: Problem, threads: int, streaming: bool, in_place: bool | None = No
     matrices, packing, reading = packed_batch(p, round_up(p.k, STEP) * round_up(p.n, PANEL))
     packs = matrices * -(-p.n // (PANEL * PACKED_PANELS)) * -(-p.k // block_k)
     fields = (p.m, p.n, p.k, *p.a, *p.b, *p.out, *(p.bias or (0, 0)), block_m, block_n, block_k, tiles_m, tiles_n, scratch_stride,
-              int(in_place), stage_stride, p.flags)  # fmt: skip
+              int(in_place), stage_stride, int(by_rows), p.flags)  # fmt: skip
     units = p.matrices * tiles_m * tiles_n
     grain = 0 if p.work < SERIAL_WORK else 1
     out = p.inputs
     pack = launch("gemm_amx_pack", (order_of(p.b[1], p.b[0]),), build_amx_pack, (1, out + 1), packs, grain, (*fields, *packing))
-    kind = (order_of(*p.a), p.out_dtype, 8 if streaming else 0)
+    once = 2 * PANEL * block_k <= 2 * L1_BYTES // 3 and not streaming and not by_rows
+    kind = (order_of(*p.a), p.out_dtype, once, 8 if streaming else 0)
     main = launch("gemm_amx", kind, build_amx, (0, out + 1, 2, out, out + 2), units, grain, (*fields, *reading))
     return Lowered((pack, main), (matrices * round_up(p.k, STEP) * round_up(p.n, PANEL) * 2, scratch_stride * threads))
