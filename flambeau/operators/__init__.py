@@ -19,3 +19,6 @@ from flambeau.operators import attention, bags  # noqa: F401
 from flambeau.operators import normalisation  # noqa: F401
 from flambeau.operators import interpolation  # noqa: F401
 from flambeau.operators import sampling  # noqa: F401
+from flambeau.operators import binning  # noqa: F401
+from flambeau.operators import recurrent  # noqa: F401
+from flambeau.operators import linear_algebra  # noqa: F401

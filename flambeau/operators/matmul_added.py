@@ -79,12 +79,9 @@ def conjugated(number):
 
 
 def check_scales(name: str, dtype, beta, alpha) -> None:
-    """Raises: RuntimeError for a float factor of integers, or a complex one of reals."""
+    """Raises: RuntimeError for a complex factor of reals. Factors of integers are cut to integers."""
     for what, x in (("beta", beta), ("alpha", alpha)):
         kind = x.type if isinstance(x, NumberSpec) else type(x)
-        if dtype.is_integral and kind in (float, complex):
-            raise RuntimeError(f"{name}: For integral input tensors, argument {what} must not be a floating point number, got {kind.__name__} for "
-                               f"{dtype.name}. Give an int, or convert the tensors.")
         if not dtype.is_complex and kind is complex:
             raise RuntimeError(f"{name}: For non-complex input tensors, argument {what} must not be a complex number, got complex for {dtype.name}. "
                                f"Convert the tensors.")
