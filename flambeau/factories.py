@@ -18,12 +18,12 @@ from typing import Any
 from flambeau._tensor import Tensor
 from flambeau._tensor import empty as tensor_of
 from flambeau.base.errors import message
-from flambeau.core.device import as_device
+from flambeau.core.device import CPU, as_device
 from flambeau.core.dtype import BY_NAME, dtype, dtype_of_number, float32, float64, get_default_dtype, int64, promote_types
 from flambeau.core.formats import memory_format, preserve_format, strides_in
 from flambeau.core.layout import contiguous_strides
 from flambeau.core.symbolic import as_size
-from flambeau.core.spec import Spec
+from flambeau.core.spec import Size, Spec
 from flambeau.interop.arrays import from_numpy
 from flambeau.ir.kinds import dense_strides_like
 from flambeau.ir.op import REGISTRY
@@ -33,10 +33,18 @@ __all__ = [
     "ones", "ones_like", "range", "scalar_tensor", "tensor", "tril_indices", "triu_indices", "zeros", "zeros_like",
 ]
 _python_range = range
+_NUMBERS = {bool, int, float}
 
 
 def sizes_of(sizes: tuple) -> tuple[int, ...]:
     """Sizes given one by one or as one sequence."""
+    if len(sizes) == 1 and type(sizes[0]) in (tuple, Size):
+        sizes = sizes[0]
+    for n in sizes:
+        if type(n) is not int or n < 0:
+            break
+    else:
+        return sizes
     if len(sizes) == 1 and not isinstance(sizes[0], int) and hasattr(sizes[0], "__iter__"):
         sizes = tuple(sizes[0])
     found = tuple(as_size(n) for n in sizes)
@@ -56,7 +64,10 @@ def finished(t: Tensor, requires_grad: bool, out: Tensor | None = None) -> Tenso
 
 # ------------------------------------------------------------------ filled
 def _filled(size: tuple[int, ...], value: Any, d: dtype, device: Any) -> Tensor:
-    return REGISTRY["full"](size, value, dtype=d, device=as_device(device))
+    return _FULL(size, value, dtype=d, device=CPU if device is None else as_device(device))
+
+
+_FULL = REGISTRY["full"]
 
 
 def empty(*size: Any, out: Tensor | None = None, dtype: dtype | None = None, layout: Any = None, device: Any = None, requires_grad: bool = False,
@@ -323,7 +334,11 @@ def tensor(data: Any, *, dtype: dtype | None = None, device: Any = None, require
 
     Dtypes: inferred from the values (floats: the default dtype) unless told. Raises: ValueError for ragged data, TypeError for what is no number.
     """
-    t = _copied(data, dtype)
+    kind = type(data)
+    if kind is float or kind is int and -(1 << 31) < data < 1 << 31 and (dtype is None or dtype.kind not in "iu"):
+        t = _filled((), data, dtype or (get_default_dtype() if kind is float else int64), None) if dtype is None or dtype.kind in "fc" else _copied(data, dtype)
+    else:
+        t = _copied(data, dtype)
     if device is not None and as_device(device) is not t.device:
         t = t.to(device)
     return finished(t, requires_grad)
@@ -341,7 +356,8 @@ def _copied(data: Any, d: dtype | None) -> Tensor:
     shape: list[int] = []
     flat: list[Any] = []
     _flatten(data, 0, shape, flat)
-    if any(isinstance(x, Tensor) for x in flat):
+    kinds = set(map(type, flat))
+    if not kinds <= _NUMBERS and any(isinstance(x, Tensor) for x in flat):
         flat = [x.item() if isinstance(x, Tensor) else x for x in flat]
     found = d or (_infer(flat) if flat else get_default_dtype())
     if d is None and found is int64 and not all(-(1 << 63) <= x < 1 << 63 for x in flat):
@@ -383,7 +399,7 @@ def _flatten(data: Any, depth: int, shape: list[int], flat: list[Any]) -> None:
         elif shape[depth] != n:
             raise ValueError(message("tensor", f"nested sequences must have one length at dim {depth} (expected sequence of length {shape[depth]} at dim {depth})",
                                      f"{n}", "Pad the shorter ones."))
-        if depth + 1 == len(shape) and n and type(data[0]) in (int, float, bool) and all(type(x) in (int, float, bool) for x in data):
+        if depth + 1 == len(shape) and n and set(map(type, data)) <= _NUMBERS:
             flat.extend(data)
             return
         for x in data:

@@ -22,15 +22,23 @@ from flambeau.tape.grad_mode import mode
 
 __all__ = ["argwhere", "masked_select", "nonzero"]
 _WHOLE = (None, None, 1)
+_SUBVIEW = REGISTRY["subview"]
 _row_specs: dict[Spec, tuple[Spec, int]] = {}  # layout of one index of dim 0, and bytes between them
+_known: dict[tuple, tuple[Spec, int, tuple]] = {}  # (layout, key) -> layout of the view, offset in bytes, its items
 _MOST = 4096
 
 
 # ------------------------------------------------------------------ reading
 def getitem(self: Tensor, key: Any) -> Tensor:
     """`self[key]`. Raises: IndexError for what is out of bounds or cannot index."""
-    if type(key) is int and not MODES and not (self.needs_grad and mode.enabled) and not self.spec.is_slow:
-        return _row(self, key)
+    if not MODES:
+        if type(key) is int:
+            if not (self.needs_grad and mode.enabled) and not self.spec.is_slow:
+                return _row(self, key)
+        else:
+            short = hashable(key)
+            if short is not None:
+                return _basic(self, key, short)
     items, tensors, flipped = parse(self, key)
     view = self if all(i == _WHOLE for i in items) else _subview(self, items)
     if flipped:
@@ -38,6 +46,46 @@ def getitem(self: Tensor, key: Any) -> Tensor:
     if not tensors:
         return view if view is not self else REGISTRY["slice"](self, 0) if self.spec.ndim else REGISTRY["view"](self, ())
     return _read(view, tensors)
+
+
+def hashable(key: Any) -> Any:
+    """A key of ints, slices of ints, None and Ellipsis as a hashable value; None for any other key, or one that gives a copy."""
+    if type(key) is tuple:
+        found = []
+        for p in key:
+            kind = type(p)
+            if kind is slice:
+                p = (p.start, p.stop, p.step)
+                for n in p:
+                    if n is not None and type(n) is not int:
+                        return None
+                if p[2] is not None and p[2] <= 0:
+                    return None
+            elif kind is not int and p is not None and p is not Ellipsis:
+                return None
+            found.append(p)
+        return tuple(found)
+    if type(key) is slice:
+        return hashable((key,))
+    return (key,) if key is None or key is Ellipsis else None
+
+
+def _basic(x: Tensor, key: Any, short: tuple) -> Tensor:
+    """A view by ints, slices, None and Ellipsis; its layout is kept by the layout of x and the key."""
+    spec = x.spec
+    found = _known.get((spec, short))
+    if found is None:
+        items, _, _ = parse(x, key)
+        shape, strides, offset = REGISTRY["subview"].rules.view(spec, items)
+        found = Spec.get(shape, strides, spec.dtype, spec.device), offset * spec.dtype.itemsize, items
+        if not spec.is_slow:
+            if len(_known) > _MOST:
+                _known.clear()
+            _known[spec, short] = found
+    view, offset, items = found
+    if (x.needs_grad and mode.enabled) or spec.is_slow:
+        return _subview(x, items)
+    return wrap_view(x, view, offset, _SUBVIEW, (x, items))
 
 
 def _row(x: Tensor, i: int) -> Tensor:
@@ -57,7 +105,7 @@ def _row(x: Tensor, i: int) -> Tensor:
 
 
 def _subview(x: Tensor, items: tuple) -> Tensor:
-    op = REGISTRY["subview"]
+    op = _SUBVIEW
     if MODES or x.spec.is_slow or (x.needs_grad and mode.enabled):
         return op(x, items)
     shape, strides, offset = op.rules.view(x.spec, items)
@@ -209,8 +257,12 @@ def trimmed(tensors: list) -> tuple:
 # ------------------------------------------------------------------ writing
 def setitem(self: Tensor, key: Any, value: Any) -> None:
     """`self[key] = value`, broadcast and converted. Raises: RuntimeError or IndexError where shapes do not fit."""
-    items, tensors, flipped = parse(self, key)
-    view = self if all(i == _WHOLE for i in items) else _subview(self, items)
+    short = None if MODES else hashable((key,) if type(key) is int else key)
+    if short is not None:
+        view, tensors, flipped = _basic(self, key, short), [], ()
+    else:
+        items, tensors, flipped = parse(self, key)
+        view = self if all(i == _WHOLE for i in items) else _subview(self, items)
     if not isinstance(value, (bool, int, float, complex, Tensor)):
         value = value.item() if hasattr(value, "item") and not getattr(value, "ndim", 0) else as_tensor(value, device=self.device)
     if tensors and flipped:

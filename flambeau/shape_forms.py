@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from flambeau._tensor import Tensor, new_tensor
+from flambeau._tensor import Tensor, new_tensor, wrap_view
 from flambeau._tensor import empty as tensor_of
 from flambeau.base.errors import message
 from flambeau.core.symbolic import as_size
@@ -19,6 +19,7 @@ from flambeau.core.formats import contiguous_format, is_in
 from flambeau.core.layout import broadcast_shapes, canonical_dim, infer_shape, view_strides
 from flambeau.core.spec import Size, Spec
 from flambeau.factories import sizes_of
+from flambeau.ir.bind import MODES
 from flambeau.ir.op import REGISTRY
 from flambeau.tape import views as view_history
 from flambeau.tape.grad_mode import mode
@@ -52,25 +53,39 @@ def view(self: Tensor, *shape: Any, size: Any = None, dtype: dtype | None = None
             raise RuntimeError(message("view", f"the first element must lie at a multiple of {wanted.itemsize} bytes of the storage to be read as "
                                        f"{wanted.name} (self.storage_offset() must be divisible)", self.storage_offset()))
         return REGISTRY["view_as_dtype"](self, wanted)
-    return REGISTRY["view"](self, infer_shape("view", plain_sizes(_given(shape, size)), self.spec.numel))
+    return REGISTRY["view"](self, plain_sizes(_given(shape, size)))
 
 
 def plain_sizes(sizes: tuple) -> tuple[int, ...]:
     """Sizes that may hold -1, one by one or as a sequence."""
-    if len(sizes) == 1 and not isinstance(sizes[0], int) and hasattr(sizes[0], "__iter__"):
+    if len(sizes) == 1 and type(sizes[0]) is not int and hasattr(sizes[0], "__iter__"):
         sizes = tuple(sizes[0])
-    return tuple(as_size(n) for n in sizes)
+    for n in sizes:
+        if type(n) is not int:
+            return tuple([as_size(m) for m in sizes])
+    return sizes
 
 
 def reshape(input: Tensor, *args: Any, shape: Any = None) -> Tensor:
     """The elements in another shape: a view where strides allow it, else a copy."""
-    return _reshaped(input, infer_shape("reshape", plain_sizes(_given(args, shape)), input.spec.numel))
+    return _reshaped(input, plain_sizes(_given(args, shape)))
+
+
+_viewable: dict[tuple, bool] = {}  # (layout, shape) -> whether the shape is a view of it
 
 
 def _reshaped(x: Tensor, shape: tuple[int, ...]) -> Tensor:
-    if view_strides(x.spec.shape, x.spec.strides, shape) is None:
-        x = REGISTRY["contiguous_copy"](x)
-    return REGISTRY["view"](x, shape)
+    as_view = None if MODES else _viewable.get((x.spec, shape))
+    if as_view is None:
+        as_view = view_strides(x.spec.shape, x.spec.strides, infer_shape("reshape", shape, x.spec.numel)) is not None
+        if not MODES:
+            if len(_viewable) > 4096:
+                _viewable.clear()
+            _viewable[x.spec, shape] = as_view
+    return _VIEW(x if as_view else REGISTRY["contiguous_copy"](x), shape)
+
+
+_VIEW = REGISTRY["view"]
 
 
 def view_as(self: Tensor, other: Tensor) -> Tensor:
@@ -91,6 +106,8 @@ def ravel(input: Tensor) -> Tensor:
 def flatten(input: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
     """Dims start_dim … end_dim merged into one."""
     n = input.spec.ndim
+    if start_dim == 0 and end_dim == -1 and n > 1:
+        return _reshaped(input, (input.spec.numel,))
     first, last = canonical_dim("flatten", start_dim, n), canonical_dim("flatten", end_dim, n)
     if first > last:
         raise RuntimeError(message("flatten", "start_dim must not come after end_dim (flatten() has invalid args: start_dim cannot come after end_dim)",
@@ -258,9 +275,18 @@ def _never(self: Tensor) -> bool:
 def _parts(input: Tensor, sizes: Sequence[int], dim: int) -> tuple[Tensor, ...]:
     if mode.enabled and input.requires_grad:
         return REGISTRY["split_with_sizes"](input, tuple(sizes), dim)
-    op, start, found = REGISTRY["narrow"], 0, []
+    op, start, found, spec = REGISTRY["narrow"], 0, [], input.spec
+    if MODES or spec.is_slow:
+        for n in sizes:
+            found.append(op(input, dim, start, n))
+            start += n
+        return tuple(found)
+    step, specs = spec.strides[dim] * spec.dtype.itemsize, {}
     for n in sizes:
-        found.append(op(input, dim, start, n))
+        part = specs.get(n)
+        if part is None:
+            part = specs[n] = Spec.get((*spec.shape[:dim], n, *spec.shape[dim + 1:]), spec.strides, spec.dtype, spec.device)
+        found.append(wrap_view(input, part, start * step if part.numel else 0, op, (input, dim, start, n)))
         start += n
     return tuple(found)
 

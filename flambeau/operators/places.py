@@ -7,6 +7,7 @@ from flambeau.core.dtype import bool_, int64
 from flambeau.core.spec import Spec
 from flambeau.ir.kinds import NOT_DIFFERENTIABLE, Pointwise, Template
 from flambeau.ir.op import declare
+from flambeau.kernel.types import f64, i64
 from flambeau.operators.rules import case
 from flambeau.templates.compact import compact
 
@@ -54,7 +55,11 @@ class coordinate(Pointwise):
         return (int64,) * len(operands), int64
 
     def lower(k, places, step, size):
-        return places // step % size
+        def over(a, b):  # floats divide places (below 2**53) exactly, and in vectors
+            return (a.to(f64) / (b.to(f64) if hasattr(b, "to") else float(b))).truncated(i64)
+
+        at = over(places, step)
+        return at - over(at, size) * size
 
     vjp = NOT_DIFFERENTIABLE
 
