@@ -41,6 +41,11 @@ def numpy(self: Tensor, *, force: bool = False) -> Any:
     return to_numpy(self, force=force)
 
 
+def zero_(self: Tensor) -> Tensor:
+    """Fill with zeros."""
+    return self.fill_(0)
+
+
 def _converter(d: dtype):
     def convert(self: Tensor) -> Tensor:
         return to(self, d)
@@ -50,7 +55,7 @@ def _converter(d: dtype):
 
 def install() -> None:
     """Hang the methods on Tensor."""
-    for f in (to, cpu, numpy):
+    for f in (to, cpu, numpy, zero_):
         setattr(Tensor, f.__name__, f)
     for name, d in {**BY_NAME, **ALIASES}.items():
         if name in ("half", "float", "double", "short", "int", "long", "cfloat", "cdouble", "bool", "bfloat16"):
