@@ -40,6 +40,8 @@ from flambeau.core.spec import Size
 from flambeau.engine.eager import set_num_threads
 from flambeau.factories import *  # noqa: F403
 from flambeau.factories import install as _install_factories
+from flambeau.counting_forms import *  # noqa: F403
+from flambeau.counting_forms import install as _install_counting
 from flambeau.functional_forms import *  # noqa: F403
 from flambeau.nn.normalisation_forms import native_batch_norm
 from flambeau.indexing import *  # noqa: F403
@@ -69,6 +71,7 @@ _install_joins()
 _install_indexing()
 _install_hand_written()
 _install_reductions()
+_install_counting()
 _install_pointwise()
 _install_random()
 install_methods()

@@ -1,4 +1,4 @@
-"""Reductions that have several call forms under one name: `max(x)`, `max(x, dim)`, `max(x, y)`; `var(x, dim, unbiased)`.
+"""Reductions that have several call forms under one name: `max(x)`, `max(x, dim)`, `max(x, y)`; `var(x, dim, unbiased)`; quantiles.
 
 Dispatch only; every rule is in the ops they call. Exported by `flambeau`, and hung on Tensor by `install`.
 """
@@ -10,7 +10,7 @@ from typing import Any
 from flambeau._tensor import Tensor
 from flambeau.ir.op import REGISTRY
 
-__all__ = ["max", "median", "min", "nanmedian", "std", "std_mean", "var", "var_mean"]
+__all__ = ["max", "median", "min", "nanmedian", "nanquantile", "quantile", "std", "std_mean", "var", "var_mean"]
 
 
 def _given(**options: Any) -> dict[str, Any]:
@@ -78,7 +78,25 @@ def std_mean(input: Tensor, dim: Any = None, unbiased: bool | None = None, keepd
     return _moment("standard_deviation_mean", input, dim, unbiased, keepdim, correction, None)
 
 
+def _quantile(name: str, input: Tensor, q: Any, dim: int | None, keepdim: bool, interpolation: str, out: Any) -> Tensor:
+    if not isinstance(q, Tensor):
+        if not 0 <= q <= 1:
+            raise RuntimeError(f"{name}: q must be in the range [0, 1], got {q}.")
+        q = REGISTRY["full"]((), float(q), dtype=input.dtype, device=input.device)
+    return REGISTRY[f"{name}_at"](input, q, dim, keepdim, interpolation, **_given(out=out))
+
+
+def quantile(input: Tensor, q: Any, dim: int | None = None, keepdim: bool = False, *, interpolation: str = "linear", out: Any = None) -> Tensor:
+    """The values below which shares `q` of the elements along `dim` lie; NaN where there is one."""
+    return _quantile("quantile", input, q, dim, keepdim, interpolation, out)
+
+
+def nanquantile(input: Tensor, q: Any, dim: int | None = None, keepdim: bool = False, *, interpolation: str = "linear", out: Any = None) -> Tensor:
+    """The values below which shares `q` of the elements along `dim` lie, NaN left out."""
+    return _quantile("nanquantile", input, q, dim, keepdim, interpolation, out)
+
+
 def install() -> None:
     """Hang the methods on Tensor."""
-    for f in (max, min, median, nanmedian, std, var):
+    for f in (max, min, median, nanmedian, nanquantile, quantile, std, var):
         setattr(Tensor, f.__name__, f)

@@ -315,6 +315,42 @@ def check_cdist(a, b, p, mode) -> None:
         raise ValueError(message("cdist", "mode is not a valid value for compute_mode", repr(mode), f"Choose from {', '.join(MODES)}."))
 
 
+@declare
+class pdist(Composite):
+    """The p-norm distances between every two rows of a matrix, in the order (0, 1), (0, 2) … (n - 2, n - 1)."""
+
+    functions = ("nn.functional.pdist", "pdist")
+    methods = ()
+
+    def signature(input: Tensor, p=2.0): ...
+
+    def body(input, p):
+        ops = REGISTRY
+        if input.spec.ndim != 2:
+            raise RuntimeError(message("pdist", "only supports 2D tensors", f"{input.spec.ndim}D"))
+        if p < 0:
+            raise RuntimeError(message("pdist", "only supports non-negative p values", f"p={p}"))
+        n, where = input.spec.shape[0], input.spec.device
+        if n < 2:
+            return ops["full"]((0,), 0, dtype=input.spec.dtype, device=where)
+        first = ops["positions"](n - 1, device=where)  # row i's pairs start at i * n - i * (i + 1) / 2
+        starts = ops["sub"](ops["mul"](first, n), ops["floor_divide"](ops["mul"](first, ops["add"](first, 1)), 2))
+        pair = ops["positions"](n * (n - 1) // 2, device=where)
+        i = ops["sub"](ops["search_rows"](starts, pair, None, True), 1)
+        j = ops["add"](ops["sub"](pair, ops["index_select"](starts, 0, i)), ops["add"](i, 1))
+        return vector_norm(ops["sub"](ops["index_select"](input, 0, i), ops["index_select"](input, 0, j)), p, -1)
+
+    def reference(x, p=2.0):
+        i, j = np.triu_indices(len(x), 1)
+        return vector_norm.rules.reference(x[i] - x[j], p, -1)
+
+    def samples(t):
+        for p in (2.0, 1.0, INFINITY):
+            yield case(t(6, 4), p)
+        yield case(t(1, 4))
+        yield case(t(3), raises=(RuntimeError, "only supports 2D"))
+
+
 # ------------------------------------------------------------------ scaled by norms
 @declare
 class normalize(Composite):
