@@ -1,0 +1,183 @@
+"""Recurrent networks over sequences: `rnn_tanh`, `rnn_relu`, `lstm`, `gru` and their cells.
+
+    output, h_n, c_n = lstm(x, (h_0, c_0), weights, True, num_layers, 0.0, training, False, batch_first)
+
+A layer projects all steps at once, then runs step by step: a product and one kernel for the cell. Packed batches (sequences sorted by
+length) shrink, or grow in the reverse direction, as sequences end. May not know: modules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from flambeau._tensor import Tensor
+from flambeau.ir.op import REGISTRY
+from flambeau.nn.random_forms import dropout
+
+__all__ = ["gru", "gru_cell", "lstm", "lstm_cell", "rnn_relu", "rnn_relu_cell", "rnn_tanh", "rnn_tanh_cell"]
+
+State = tuple[Tensor, ...]  # (h,) or (h, c)
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return REGISTRY["linear"](x, weight, bias)
+
+
+class _Direction:
+    """The weights of one direction of one layer, and the cell that they make."""
+
+    def __init__(self, mode: str, weights: Sequence[Tensor], has_biases: bool, has_projection: bool):
+        self.mode = mode
+        self.w_ih, self.w_hh = weights[:2]
+        self.b_ih, self.b_hh = weights[2:4] if has_biases else (None, None)
+        self.w_hr = weights[-1] if has_projection else None
+
+    def project(self, x: Tensor) -> Tensor:
+        """All steps through the input weights; both biases are added here where the cell allows."""
+        bias = self.b_ih
+        if self.mode != "GRU" and bias is not None:
+            bias = bias + self.b_hh
+        return _linear(x, self.w_ih, bias)
+
+    def step(self, x: Tensor, state: State) -> State:
+        """The next state from a projected input."""
+        h = state[0]
+        if self.mode == "GRU":
+            return (REGISTRY["gru_gates"](x, _linear(h, self.w_hh, self.b_hh), h),)
+        gates = REGISTRY["addmm"](x, h, self.w_hh.mT)
+        if self.mode == "LSTM":
+            h, c = REGISTRY["lstm_gates"](gates, state[1])
+            return (_linear(h, self.w_hr, None) if self.w_hr is not None else h), c
+        return (REGISTRY["tanh" if self.mode == "RNN_TANH" else "relu"](gates),)
+
+
+def _run(direction: _Direction, x: Tensor, state: State, reverse: bool) -> tuple[Tensor, State]:
+    """One direction over [T, N, F]: (outputs [T, N, H], last state)."""
+    steps = list(direction.project(x).unbind(0))
+    found = []
+    for step in reversed(steps) if reverse else steps:
+        state = direction.step(step, state)
+        found.append(state[0])
+    if reverse:
+        found.reverse()
+    return REGISTRY["stack"](tuple(found), 0), state
+
+
+def _run_packed(direction: _Direction, x: Tensor, sizes: list[int], state: State, reverse: bool) -> tuple[Tensor, State]:
+    """One direction over packed rows [sum of sizes, F]."""
+    parts = list(direction.project(x).split(sizes))
+    found: list[Tensor] = []
+    if reverse:
+        first, current = state, tuple(s[: sizes[-1]] for s in state)
+        for step in reversed(parts):
+            have, want = current[0].shape[0], step.shape[0]
+            if want > have:  # sequences that end here start from their first state
+                current = tuple(_cat([s, f[have:want]]) for s, f in zip(current, first))
+            current = direction.step(step, current)
+            found.append(current[0])
+        found.reverse()
+        return _cat(found), current
+    current, ended = state, []
+    for step in parts:
+        have, want = current[0].shape[0], step.shape[0]
+        if want < have:
+            ended.append(tuple(s[want:have] for s in current))
+            current = tuple(s[:want] for s in current)
+        current = direction.step(step, current)
+        found.append(current[0])
+    ended.append(current)
+    last = tuple(_cat([part[i] for part in reversed(ended)]) for i in range(len(state)))
+    return _cat(found), last
+
+
+def _cat(parts: list[Tensor], dim: int = 0) -> Tensor:
+    return parts[0] if len(parts) == 1 else REGISTRY["cat"](tuple(parts), dim)
+
+
+def _recurrent(
+    mode: str,
+    x: Tensor,
+    sizes: list[int] | None,
+    first: State,
+    weights: Sequence[Tensor],
+    has_biases: bool,
+    num_layers: int,
+    p: float,
+    train: bool,
+    bidirectional: bool,
+) -> tuple[Tensor, State]:
+    """All layers: (outputs of the last, last states [layers * directions, N, H])."""
+    directions = 2 if bidirectional else 1
+    plain = 4 if has_biases else 2
+    per = len(weights) // (num_layers * directions)
+    ends: list[State] = []
+    for layer in range(num_layers):
+        outputs = []
+        for way in range(directions):
+            at = layer * directions + way
+            direction = _Direction(mode, weights[at * per : (at + 1) * per], has_biases, per > plain)
+            state = tuple(s[at] for s in first)
+            if sizes is None:
+                output, state = _run(direction, x, state, way == 1)
+            else:
+                output, state = _run_packed(direction, x, sizes, state, way == 1)
+            outputs.append(output)
+            ends.append(state)
+        x = _cat(outputs, -1)
+        if p > 0 and train and layer < num_layers - 1:
+            x = dropout(x, p, True)
+    return x, tuple(REGISTRY["stack"](tuple(e[i] for e in ends), 0) for i in range(len(first)))
+
+
+def _sequence_form(mode: str) -> Callable:
+    def run(*args: Any) -> tuple[Tensor, ...]:
+        packed = isinstance(args[3], (tuple, list))
+        if packed:
+            x, sizes, hx, weights, has_biases, num_layers, p, train, bidirectional = args
+            batch_first = False
+        else:
+            x, hx, weights, has_biases, num_layers, p, train, bidirectional, batch_first = args
+            sizes = None
+        if batch_first:
+            x = x.transpose(0, 1)
+        first = tuple(hx) if isinstance(hx, (tuple, list)) else (hx,)
+        output, last = _recurrent(
+            mode, x, sizes.tolist() if sizes is not None else None, first, tuple(weights), has_biases, num_layers, p, train, bidirectional
+        )
+        if batch_first:
+            output = output.transpose(0, 1)
+        return (output, *last)
+
+    run.__name__ = run.__qualname__ = {"RNN_TANH": "rnn_tanh", "RNN_RELU": "rnn_relu"}.get(mode, mode.lower())
+    run.__doc__ = (
+        f"{run.__name__}(input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first), or for packed sequences\n"
+        f"{run.__name__}(data, batch_sizes, hx, params, has_biases, num_layers, dropout, train, bidirectional): (output, h_n"
+        f"{', c_n' if mode == 'LSTM' else ''})."
+    )
+    return run
+
+
+rnn_tanh, rnn_relu, lstm, gru = (_sequence_form(mode) for mode in ("RNN_TANH", "RNN_RELU", "LSTM", "GRU"))
+
+
+def lstm_cell(
+    input: Tensor, hx: Sequence[Tensor], w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None
+) -> State:
+    """(h, c) after one step."""
+    return REGISTRY["lstm_gates"](_linear(input, w_ih, b_ih) + _linear(hx[0], w_hh, b_hh), hx[1])
+
+
+def gru_cell(input: Tensor, hx: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None) -> Tensor:
+    """h after one step."""
+    return REGISTRY["gru_gates"](_linear(input, w_ih, b_ih), _linear(hx, w_hh, b_hh), hx)
+
+
+def rnn_tanh_cell(input: Tensor, hx: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None) -> Tensor:
+    """h after one step, through tanh."""
+    return REGISTRY["tanh"](_linear(input, w_ih, b_ih) + _linear(hx, w_hh, b_hh))
+
+
+def rnn_relu_cell(input: Tensor, hx: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None) -> Tensor:
+    """h after one step, through relu."""
+    return REGISTRY["relu"](_linear(input, w_ih, b_ih) + _linear(hx, w_hh, b_hh))
