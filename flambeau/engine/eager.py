@@ -13,7 +13,7 @@ from typing import Any
 
 from flambeau.base.settings import settings
 from flambeau.core.spec import NumberSpec, Spec
-from flambeau.engine import dense, instruments
+from flambeau.engine import dense, instruments, validate
 from flambeau.engine.plan import Plan, make_plan
 from flambeau.ir import tracing
 from flambeau.ir.graph import Graph, infer, number_spec, specs_of
@@ -184,7 +184,10 @@ def execute(info: Info, args: tuple) -> Any:
         hooks.record(info, args, (out,))
         return out
     inputs = inputs_of(op, args)
+    watched = validate.watch(op, args) if settings.validate else None
     outs = run_plan(info.plan or info.make_plan(), inputs)
+    if watched is not None:
+        watched.check(outs, info.graph())
     hooks.record(info, args, outs)
     return outs[0] if info.single else outs
 

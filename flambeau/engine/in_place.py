@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from flambeau.base.settings import settings
 from flambeau.core.dtype import can_cast
 from flambeau.core.layout import has_internal_overlap
-from flambeau.engine import eager
+from flambeau.engine import eager, validate
 from flambeau.engine.plan import Plan, make_plan
 from flambeau.ir import bind, tracing
 from flambeau.ir.graph import Graph
@@ -58,7 +59,10 @@ def run(op: Op, args: tuple) -> Any:
             if len(op.in_place_plans) > MOST_PLANS:
                 op.in_place_plans.clear()
             plan = op.in_place_plans[info] = plan_for(info, spec)
+        watched = validate.watch(op, args) if settings.validate else None
         eager.run_plan(plan, inputs)
+        if watched is not None:
+            watched.check((target,), info.graph())
     hooks.after(info, args if old is target else (old, *args[1:]), target)
     return target
 

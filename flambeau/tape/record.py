@@ -14,6 +14,7 @@ import types
 from typing import Any
 
 from flambeau.tape.grad_mode import mode
+from flambeau.base.settings import settings
 from flambeau.core.dtype import float64
 from flambeau.core.spec import NumberSpec, Spec
 from flambeau.engine import eager
@@ -58,7 +59,7 @@ class Analysis:
         """The graph over what it reads, as a plan."""
         self.plan = make_plan(pruned(self), self.info.specs[0].device)
         native = self.plan.native
-        if native is not None and len(self.info.specs) == 1:
+        if native is not None and len(self.info.specs) == 1 and not settings.validate:
             self.quick = make_quick(self, *native)
         return self.plan
 
@@ -258,8 +259,8 @@ class Node:
             specs = tuple([s.plain() for s in specs])
             if specs != analysis.grad_specs:
                 analysis = analysis_of(analysis.info, analysis.mask, specs)
-        if create_graph or MODES or any([g.spec.is_slow for g in grads]):
-            if create_graph or tracing.current() is not None or stack.items or any([g.spec.is_slow for g in grads]) or self._is_slow():
+        if create_graph or MODES or settings.validate or any([g.spec.is_slow for g in grads]):
+            if create_graph or settings.validate or tracing.current() is not None or stack.items or any([g.spec.is_slow for g in grads]) or self._is_slow():
                 outs = interpret(analysis.graph, self._values(analysis, grads, create_graph))
                 return [None if r < 0 else outs[r] for r in analysis.results]
         plan = analysis.plan

@@ -34,6 +34,22 @@ class Maker:
         return flambeau.from_numpy(np.asarray(array)).clone()
 
 
+def cases(op: Op, *, wrong: bool = False, dtype: str = "float64") -> list:
+    """An op's samples, or those of wrong input. Declarations give NumPy arrays where values matter; here they become tensors."""
+    found = [c for c in op.rules.samples(Maker(op, dtype=dtype)) if (c.raises is not None) == wrong]
+    for c in found:
+        c.args, c.kwargs = with_tensors(c.args), {k: with_tensors(v) for k, v in c.kwargs.items()}
+    return found
+
+
+def with_tensors(x: Any) -> Any:
+    if isinstance(x, np.ndarray):
+        return flambeau.from_numpy(x).clone()
+    if type(x) in (tuple, list):
+        return type(x)(with_tensors(y) for y in x)
+    return x
+
+
 def flatten(x: Any) -> list:
     """Tensor leaves of arguments or results, in order."""
     if isinstance(x, Tensor):

@@ -17,16 +17,12 @@ from flambeau.capture.step import capture
 from flambeau.func import jvp, vmap
 from flambeau.ir.kinds import DERIVED
 from flambeau.ir.op import COMPOSITE, POINTWISE, REGISTRY, Op, Refused
-from tests.ops.inputs import Maker, arrays, flatten, replaced
+from tests.ops.inputs import Maker, arrays, cases, flatten, replaced
 
 pytestmark = pytest.mark.derived
 
 OPS = sorted(name for name, op in REGISTRY.items())
 RANDOM = {name for name in OPS if REGISTRY[name].rules.random}
-
-
-def cases(op: Op, *, wrong: bool = False):
-    return [c for c in op.rules.samples(Maker(op)) if (c.raises is not None) == wrong]
 
 
 def close(got, wanted, what: str, tol: float = 1e-9) -> None:
