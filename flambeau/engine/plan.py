@@ -131,10 +131,39 @@ class Plan:
                 entry = instruments.timed(entry, s)
             self.steps.append(Launch(entry, tuple(place(o) for o in s.operands), launch.block(s.params), s.name, fails))
         self.outputs = [(position[b], spec, offset * spec.dtype.itemsize, b.role == "input") for b, spec, offset in result.outputs]
-        kept = {p for p, *_ in self.outputs}
-        self.released = [i for i in range(len(self.temps)) if self.inputs + i not in kept]
+        self.blocks, self.block_of = self._shared_blocks()
         self.native = self._native() or self._composed()
         self.fast = None if self.native is None or len(self.outputs) != 1 else (self.native[0], self.native[1][0], self.native[2])
+
+    def _shared_blocks(self) -> tuple[list, list[int]]:
+        """Blocks for temporaries and scratch, those of disjoint lifetimes in one; and per position behind the inputs the block it has
+        (-1: a result, which gets a block of its own)."""
+        kept = {p for p, *_ in self.outputs}
+        aliases: dict[int, int] = {self.error_position + 1 + i: p for i, (p, _) in enumerate(self.shifts)}
+        first: dict[int, int] = {}
+        last: dict[int, int] = {}
+        for at, step in enumerate(self.steps):
+            for p in step.positions if isinstance(step, Launch) else (*step.ins, *step.outs):
+                p = aliases.get(p, p)
+                first.setdefault(p, at)
+                last[p] = at
+        classes = [spec.size_class for spec in self.temps] + self.scratch
+        order = sorted((p for p in range(self.inputs, self.error_position) if p not in kept), key=lambda p: first.get(p, 0))
+        blocks: list = []
+        busy_until: list[int] = []
+        assigned: dict[int, int] = {}
+        for p in order:
+            wanted = classes[p - self.inputs]
+            fits = [i for i, c in enumerate(blocks) if busy_until[i] < first.get(p, 0) and wanted.nbytes <= c.nbytes <= 2 * wanted.nbytes]
+            if fits:
+                block = min(fits, key=lambda i: blocks[i].nbytes)
+            else:
+                block = len(blocks)
+                blocks.append(wanted)
+                busy_until.append(-1)
+            assigned[p] = block
+            busy_until[block] = last.get(p, 0)
+        return blocks, [assigned.get(p, -1) for p in range(self.inputs, self.error_position)]
 
     def _native(self) -> tuple | None:
         """(entry, specs of the results, block address) if one kernel over the inputs in order gives all results, in order."""
@@ -182,41 +211,36 @@ class Plan:
     def run(self, inputs: Sequence[int | float], keep: Any = None) -> list[int]:
         """Run over the inputs' addresses (and numbers); returns the memory list. The caller owns the outputs' blocks."""
         memory = list(inputs)
-        temps, scratch = self.temps, []
-        for spec in temps:
-            memory.append(allocate(spec))
-        for c in self.scratch:
-            try:
-                p = c.free.pop()
-            except IndexError:
-                p = c.fresh()
-            scratch.append(p)
-            memory.append(p)
-        if self.device is CPU:
-            block = errors.thread_block() if self.may_fail else None
-            memory.append(block.address if block is not None else 0)
-            for position, extra in self.shifts:
-                memory.append(memory[position] + extra)
-            for step in self.steps:
-                if type(step) is Launch:
-                    step.entry(*[memory[i] for i in step.positions], step.block)
-                else:
-                    run_external(step, memory)
-            if block is not None and block.words[0]:
-                self._release(memory, scratch)
-                for i in {p for p, *_ in self.outputs} - set(range(self.inputs)):
-                    temps[i - self.inputs].free.append(memory[i])
-                block.check()
-        else:
-            self._run_queued(memory, keep)
-        self._release(memory, scratch)
+        taken = [_taken(c) for c in self.blocks]
+        for i, block in enumerate(self.block_of):
+            memory.append(taken[block] if block >= 0 else allocate(self.temps[i]))
+        try:
+            if self.device is CPU:
+                self._run_now(memory)
+            else:
+                self._run_queued(memory, keep)
+        except BaseException:
+            for i, block in enumerate(self.block_of):
+                if block < 0:
+                    self.temps[i].free.append(memory[self.inputs + i])
+            raise
+        finally:
+            for c, p in zip(self.blocks, taken):
+                c.free.append(p)
         return memory
 
-    def _release(self, memory: list[int], scratch: list[int]) -> None:
-        for i in self.released:
-            self.temps[i].free.append(memory[self.inputs + i])
-        for c, p in zip(self.scratch, scratch):
-            c.free.append(p)
+    def _run_now(self, memory: list[int]) -> None:
+        error = errors.thread_block() if self.may_fail else None
+        memory.append(error.address if error is not None else 0)
+        for position, extra in self.shifts:
+            memory.append(memory[position] + extra)
+        for step in self.steps:
+            if type(step) is Launch:
+                step.entry(*[memory[i] for i in step.positions], step.block)
+            else:
+                run_external(step, memory)
+        if error is not None and error.words[0]:
+            error.check()
 
     def _run_queued(self, memory: list[int], keep: Any) -> None:
         """Enqueue every step; blocks freed now are reused only by work behind it in the same queue."""
@@ -231,42 +255,30 @@ class Plan:
                 queue.submit(run_external, step, list(memory), keep=(keep, self))
 
 
+def _taken(c) -> int:
+    """A block of a size class."""
+    try:
+        return c.free.pop()
+    except IndexError:
+        return c.fresh()
+
+
 def composed_entry(plan: Plan, results: dict[int, int]):
     """`entry(*inputs, *results, block)` over a plan's steps; `results` gives the number of the result at a memory position."""
-    count, first = plan.inputs, plan.inputs
-    classes = [None if first + i in results else spec.size_class for i, spec in enumerate(plan.temps)] + list(plan.scratch)
-    numbers = [results.get(first + i) for i in range(len(classes))]
-    shifts, may_fail = plan.shifts, plan.may_fail
-    steps = [(s.entry, s.positions, s.block) if type(s) is Launch else (None, s, 0) for s in plan.steps]
+    count = plan.inputs
+    blocks, run_now = plan.blocks, plan._run_now
+    sources = [(block, results.get(count + i)) for i, block in enumerate(plan.block_of)]
 
     def entry(*slots):
         memory = list(slots[:count])
-        taken = []
+        taken = [_taken(c) for c in blocks]
+        for block, number in sources:
+            memory.append(taken[block] if block >= 0 else slots[count + number])
         try:
-            for c, number in zip(classes, numbers):
-                if c is None:
-                    memory.append(slots[count + number])
-                else:
-                    try:
-                        p = c.free.pop()
-                    except IndexError:
-                        p = c.fresh()
-                    taken.append((c.free, p))
-                    memory.append(p)
-            block = errors.thread_block() if may_fail else None
-            memory.append(block.address if may_fail else 0)
-            for position, extra in shifts:
-                memory.append(memory[position] + extra)
-            for run, positions, parameters in steps:
-                if run is None:
-                    run_external(positions, memory)
-                else:
-                    run(*[memory[i] for i in positions], parameters)
-            if may_fail and block.words[0]:
-                block.check()
+            run_now(memory)
         finally:
-            for free, p in taken:
-                free.append(p)
+            for c, p in zip(blocks, taken):
+                c.free.append(p)
 
     return entry
 
