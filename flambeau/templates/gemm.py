@@ -28,7 +28,8 @@ from flambeau.templates.launch import Lowered
 FEW_ROWS = 28  # two register tiles: b, as it lies, is read twice at most
 ONE_TILE = 9  # one register tile holds all rows: b is read once
 FEW_COLUMNS = 16  # the same of b, whose panels would be mostly empty
-PLAIN_DEPTH, PLAIN_BYTES = 768, 3 << 19  # a panel of b that stays in L1 or nearly, all of b in L2
+PLAIN_DEPTH, PLAIN_BYTES = 384, 3 << 19  # a panel of b that stays in L1, all of b in L2
+SMALL_BYTES = 1 << 19  # so little of b that it stays near whatever its depth
 NARROW = 128  # each line of the long operand is used so few times that packing it does not pay
 MANY_ROWS = 1024  # each panel of b is used so many times that all of it should be packed once
 STREAM_BYTES = 1 << 20
@@ -99,8 +100,9 @@ def lower_real(p: Problem, target: Target, threads: int) -> Lowered:
         return lower_rows(p, target, threads)
     whole = size == compute  # narrow types are widened while they are packed
     if whole and 1 in p.a and p.b[1] == 1 and p.out[1] == 1 and (p.bias is None or p.bias[0] == 0):
-        few = p.m <= FEW_ROWS and p.n * p.k * size <= PLAIN_BYTES or p.m <= ONE_TILE
-        if few or p.n <= FEW_COLUMNS or (p.k <= PLAIN_DEPTH and p.k * p.n * size <= PLAIN_BYTES):
+        right = p.n * p.k * size
+        near = right <= (PLAIN_BYTES if p.k <= PLAIN_DEPTH or p.m <= FEW_ROWS else SMALL_BYTES)
+        if near or p.m <= ONE_TILE or p.n <= FEW_COLUMNS:
             return lower_plain(p, target, threads)
     # A long operand whose rows run along depth is A, as it lies, against a narrow one packed once.
     if p.b[0] == 1 and p.m <= NARROW and p.n >= 4 * p.m:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from flambeau.kernel.dsl import Module
+from flambeau.kernel.dsl import Module, Value
 from flambeau.kernel.target import Target
 from flambeau.kernel.types import i64, ptr
 from flambeau.templates.gemm_problem import Problem, batch_words, launch, normalised, swapped, with_swapped_operands
@@ -31,6 +31,7 @@ def build_complex_copy(target: Target, part: str, mode: int) -> Module:
     numbers: of from along rows and columns, of to likewise; then the batch with strides of from and to.
     """
     real = ELEMENTS[part][0]
+    lanes = target.lanes(real)
     module = Module(target.vector_bytes * 8)
     k = module.function("kernel", ABI)
     slots, begin, end, _ = k.args
@@ -41,17 +42,35 @@ def build_complex_copy(target: Target, part: str, mode: int) -> Module:
         from_at, to_at = unit_offsets(k, k.offset(block, 8 * 8), place, 2)
         line = k.offset(source, from_at + i * from_row, real)
         to = k.offset(target_at, to_at + i * to_row, real)
-        with k.range(0, columns) as j:
-            cell, put = k.offset(line, j * from_column, real), k.offset(to, j * to_column, real)
+        below = k.offset(to, columns * 2, real)
+
+        def one(j: Value) -> None:
+            cell, put = k.offset(line, j * from_column, real), j * to_column
             re, im = k.load(cell, real, 0), k.load(cell, real, 1)
             if mode == ADD:
-                re, im = re + k.load(put, real, 0), im + k.load(put, real, 1)
-            k.store(put, re, 0)
-            k.store(put, im, 1)
+                re, im = re + k.load(to, real, put), im + k.load(to, real, put + 1)
+            k.store(to, re, put)
+            k.store(to, im, put + 1)
             if mode == WRITE_OUT:
-                below = k.offset(put, columns * 2, real)
-                k.store(below, -im, 0)
-                k.store(below, re, 1)
+                k.store(below, -im, put)
+                k.store(below, re, put + 1)
+
+        def many(j: Value) -> None:
+            """Numbers that follow each other, on both sides."""
+            at = j * 2
+            values = k.load(line, real.vec(lanes), at)
+            if mode == ADD:
+                values = values + k.load(to, real.vec(lanes), at)
+            k.store(to, values, at)
+            if mode == WRITE_OUT:
+                k.store(below, k.shuffle(values, -values, [lanes + i + 1 if i % 2 == 0 else i - 1 for i in range(lanes)]), at)
+
+        dense = from_column.eq(2) & to_column.eq(2)
+        whole = k.select(dense, columns & -(lanes // 2), k.const(i64, 0))
+        with k.range(0, whole, lanes // 2) as j:
+            many(j)
+        with k.range(whole, columns) as j:
+            one(j)
     k.ret()
     return module
 
