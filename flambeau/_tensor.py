@@ -15,12 +15,13 @@ from flambeau.base.errors import message
 from flambeau.core.device import CPU, device
 from flambeau.core.dtype import dtype, float32
 from flambeau.core.formats import is_in
+from flambeau.core.layout import has_internal_overlap
 from flambeau.core.spec import NumberSpec, Size, Spec
 from flambeau.engine import callform, eager, in_place
 from flambeau.engine.plan import allocate
 from flambeau.ir import bind, tracing
 from flambeau.ir.graph import Value
-from flambeau.ir.op import IN_PLACE, METHODS, REGISTRY, Op
+from flambeau.ir.op import IN_PLACE, INDEXING, METHODS, REGISTRY, Op
 
 
 class Storage:
@@ -648,6 +649,11 @@ def _finish_out(result: Tensor, out: Tensor, op: Op) -> Tensor:
         raise RuntimeError(f"{op.name}: functions with out=... arguments don't support automatic differentiation, but one of the arguments requires grad. "
                            f"Assign the result instead, or work under no_grad().")
     in_place.check(op, Spec.of(result.shape, out.dtype, out.device), result.spec)
+    if op.kind == INDEXING and out.spec.dtype is not result.spec.dtype:
+        raise RuntimeError(f"{op.name}: out must have dtype {result.dtype.name} (Expected out tensor to have dtype {result.dtype.name}), got {out.dtype.name}.")
+    if has_internal_overlap(out.spec.shape, out.spec.strides):
+        raise RuntimeError(f"{op.name}: unsupported operation: more than one element of out (shape {list(out.shape)}, strides {list(out.stride())}) refers to a "
+                           f"single memory location. Give a tensor of its own.")
     if out.shape != result.shape:
         out.resize_(result.shape)
     out.copy_(result)

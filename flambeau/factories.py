@@ -21,7 +21,7 @@ from flambeau.base.errors import message
 from flambeau.core.device import CPU, as_device
 from flambeau.core.dtype import BY_NAME, dtype, dtype_of_number, float32, float64, get_default_dtype, int64, promote_types
 from flambeau.core.formats import memory_format, preserve_format, strides_in
-from flambeau.core.layout import contiguous_strides
+from flambeau.core.layout import contiguous_strides, has_internal_overlap
 from flambeau.core.symbolic import as_size
 from flambeau.core.spec import Size, Spec
 from flambeau.interop.arrays import from_numpy
@@ -56,6 +56,8 @@ def sizes_of(sizes: tuple) -> tuple[int, ...]:
 def finished(t: Tensor, requires_grad: bool, out: Tensor | None = None) -> Tensor:
     """`out` filled, or the tensor marked."""
     if out is not None:
+        if has_internal_overlap(out.spec.shape, out.spec.strides):
+            raise RuntimeError(message("out", "unsupported operation: more than one element of out refers to a single memory location", f"{out.spec}"))
         if out.shape != t.shape:
             out.resize_(t.shape)
         return out.copy_(t)
@@ -214,7 +216,7 @@ def arange(start: Any, end: Any = None, step: Any = 1, *, out: Tensor | None = N
         count = math.ceil((end - start) / step) if d is not int64 else None
         start, step = int(start), int(step)
         if step == 0:
-            raise RuntimeError(message("arange", "step must be nonzero in an integer dtype", step))
+            raise ValueError(message("arange", "step must be nonzero in an integer dtype", step))
         count = max(0, -(-(end - start) // step)) if count is None else count
     else:
         count = math.ceil((end - start) / step)
@@ -247,6 +249,11 @@ def _bound(op: str, x: Any) -> Any:
     return x.item() if hasattr(x, "item") else x
 
 
+def _check_steps(op: str, steps: Any) -> None:
+    if not hasattr(steps, "__index__"):
+        raise TypeError(message(op, "steps must be an int (received an invalid combination of arguments)", type(steps).__name__))
+
+
 def _space_type(start: Any, end: Any, given: dtype | None) -> dtype:
     if given is not None:
         return given
@@ -257,6 +264,7 @@ def linspace(start: Any, end: Any, steps: int, *, out: Tensor | None = None, dty
              requires_grad: bool = False) -> Tensor:
     """`steps` numbers from `start` to `end`, both included, evenly spaced."""
     start, end = _bound("linspace", start), _bound("linspace", end)
+    _check_steps("linspace", steps)
     if steps < 0:
         raise RuntimeError(message("linspace", "steps must be non-negative (number of steps must be non-negative)", steps))
     d = _space_type(start, end, dtype)
@@ -282,6 +290,7 @@ def logspace(start: Any, end: Any, steps: int, base: float = 10.0, *, out: Tenso
              device: Any = None, requires_grad: bool = False) -> Tensor:
     """`base` to the power of `steps` numbers from `start` to `end`, evenly spaced."""
     start, end = _bound("logspace", start), _bound("logspace", end)
+    _check_steps("logspace", steps)
     if steps < 0:
         raise RuntimeError(message("logspace", "steps must be non-negative (number of steps must be non-negative)", steps))
     d = _space_type(start, end, dtype)

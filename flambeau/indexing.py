@@ -15,7 +15,7 @@ from flambeau._tensor import Tensor, wrap_view
 from flambeau.core.dtype import bool_, int64
 from flambeau.core.layout import broadcast_shapes
 from flambeau.core.spec import Spec
-from flambeau.factories import as_tensor
+from flambeau.factories import as_tensor, finished
 from flambeau.ir.bind import MODES
 from flambeau.ir.op import REGISTRY
 from flambeau.tape.grad_mode import mode
@@ -328,11 +328,7 @@ def nonzero(input: Tensor, *, as_tuple: bool = False, out: Tensor | None = None)
         found = REGISTRY["full"]((places.spec.numel, 0), 0, dtype=int64)
     else:
         found = REGISTRY["stack"](tuple(REGISTRY["coordinate"](places, step, max(1, n)) for step, n in zip(steps, input.spec.shape)), 1)
-    if out is None:
-        return found
-    if out.shape != found.shape:
-        out.resize_(found.shape)
-    return out.copy_(found)
+    return finished(found, False, out)
 
 
 def argwhere(input: Tensor) -> Tensor:
@@ -349,11 +345,7 @@ def masked_select(input: Tensor, mask: Tensor, *, out: Tensor | None = None) -> 
         input, mask = REGISTRY["expand"](input, shape), REGISTRY["expand"](mask, shape)
     places = true_places(mask)
     found = REGISTRY["index"](REGISTRY["reshape"](input, (-1,)), (places,))
-    if out is None:
-        return found
-    if out.shape != found.shape:
-        out.resize_(found.shape)
-    return out.copy_(found)
+    return finished(found, False, out)
 
 
 def install() -> None:

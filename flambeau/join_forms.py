@@ -14,7 +14,7 @@ from flambeau.core.dtype import int64
 from flambeau.factories import tensor
 from flambeau.indexing import coordinates, nonzero, trimmed
 from flambeau.ir.op import REGISTRY
-from flambeau.shape_forms import atleast_1d, atleast_2d, atleast_3d, flatten, meshgrid, plain_sizes
+from flambeau.shape_forms import atleast_1d, atleast_2d, atleast_3d, flatten, meshgrid, plain_sizes, strided_place
 
 __all__ = [
     "as_strided_scatter", "block_diag", "cartesian_prod", "column_stack", "combinations", "cross", "diag", "diagflat", "dstack", "hstack", "index_put", "index_put_",
@@ -198,8 +198,7 @@ def scatter_in_place(self: Tensor, dim: int, index: Tensor, src: Any = None, *, 
 
 def as_strided_scatter(input: Tensor, src: Tensor, size: Any, stride: Any, storage_offset: int | None = None) -> Tensor:
     """A copy of the input's storage as the input shows it, with `as_strided(size, stride, storage_offset)` of it replaced by `src`."""
-    extra = 0 if storage_offset is None else storage_offset - input.storage_offset()
-    return REGISTRY["strided_scatter"](input, src, plain_sizes((size,)), plain_sizes((stride,)), extra)
+    return REGISTRY["strided_scatter"](input, src, *strided_place(input, size, stride, storage_offset))
 
 
 def take_along_dim(input: Tensor, indices: Tensor, dim: int | None = None, *, out: Tensor | None = None) -> Tensor:

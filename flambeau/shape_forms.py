@@ -173,9 +173,38 @@ def as_strided(input: Tensor, size: Any, stride: Any, storage_offset: int | None
 
     Raises: RuntimeError for negative strides, or where the view would leave the storage.
     """
-    extra = 0 if storage_offset is None else storage_offset - input.storage_offset()
-    size, stride = sizes_of((size,)), tuple(int(n) for n in stride)
+    size, stride, extra = strided_place(input, size, stride, storage_offset)
     return REGISTRY["as_strided"](input, size, stride, extra)
+
+
+def strided_place(x: Tensor, size: Any, stride: Any, storage_offset: int | None) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+    """(size, stride, offset from x's first element) of a strided view. Raises: RuntimeError where it would leave the storage."""
+    extra = 0 if storage_offset is None else storage_offset - x.storage_offset()
+    size, stride = sizes_of((size,)), plain_sizes((stride,))
+    limit = _storage_bytes(x)
+    if limit is not None and all(size) and len(size) == len(stride):
+        itemsize = x.dtype.itemsize
+        first = x.ptr - x.storage.ptr + extra * itemsize
+        needed = first + (1 + sum((n - 1) * s for n, s in zip(size, stride))) * itemsize
+        if first < 0 or needed > limit:
+            raise RuntimeError(message("as_strided", f"the view must lie inside the storage of {limit} bytes (setStorage: sizes {list(size)}, strides {list(stride)}, "
+                                       f"storage offset {storage_offset}, and itemsize {itemsize} requiring a storage size of {needed} are out of bounds for storage "
+                                       f"of size {limit})", f"{needed} bytes"))
+    return size, stride, extra
+
+
+def _storage_bytes(x: Tensor) -> int | None:
+    """Bytes of the tensor's storage, as far as they are known."""
+    if x.ptr is None:
+        return None
+    limit = getattr(x.storage, "nbytes", None)
+    if limit is not None:
+        return limit
+    root = x
+    while root._view is not None:
+        root = root._view[0]
+    kind = root.spec.plain().size_class
+    return kind.nbytes if kind is not None and kind.free is x.storage.free else None
 
 
 # ------------------------------------------------------------------ order of dims
@@ -618,6 +647,7 @@ def install() -> None:
     Tensor.is_conj = Tensor.is_neg = _never
     for name, getter in (("T", _reversed_dims), ("mT", _matrices_transposed), ("H", _hermitian), ("mH", adjoint)):
         setattr(Tensor, name, property(getter))
+    Tensor.narrow_copy = globals()["narrow_copy"]
     for name, form in (("squeeze_", squeeze), ("unsqueeze_", _op("unsqueeze")), ("transpose_", _op("transpose")), ("swapaxes_", _op("transpose")),
                        ("swapdims_", _op("transpose")), ("t_", t), ("as_strided_", as_strided)):
         setattr(Tensor, name, _reshaped_in_place(name, form))

@@ -79,14 +79,16 @@ def show(value: object) -> str:
     return str(value)
 
 
-def message(op: str, rule: str, got: Mapping[str, object] | str | None = None, step: str = "") -> str:
+def message(op: str, rule: str, got: Mapping[str, object] | object = None, step: str = "") -> str:
     """The text `op: rule, got values. Next step.`
 
-    `rule` says what must hold (or what is wrong), `got` names the offending values or is their text, `step` is a full sentence.
+    `rule` says what must hold (or what is wrong), `got` names the offending values, is their text or the one value, `step` is a full sentence.
     """
     text = f"{op}: {rule.rstrip('.')}"
     if isinstance(got, str):
         text += f", got {got}"
+    elif got is not None and not isinstance(got, Mapping):
+        text += f", got {show(got)}"
     elif got:
         text += ", got " + ", ".join(f"{name} {show(value)}" for name, value in got.items())
     text += "."
