@@ -32,16 +32,14 @@ class _NormBase(Module):
         track_running_stats: bool = True,
         device: Any = None,
         dtype: Any = None,
+        *,
+        bias: bool = True,
     ):
         super().__init__()
         self.num_features, self.eps, self.momentum = num_features, eps, momentum
         self.affine, self.track_running_stats = affine, track_running_stats
-        if affine:
-            self.weight = Parameter(empty(num_features, device=device, dtype=dtype))
-            self.bias = Parameter(empty(num_features, device=device, dtype=dtype))
-        else:
-            self.register_parameter("weight", None)
-            self.register_parameter("bias", None)
+        self.register_parameter("weight", Parameter(empty(num_features, device=device, dtype=dtype)) if affine else None)
+        self.register_parameter("bias", Parameter(empty(num_features, device=device, dtype=dtype)) if affine and bias else None)
         for name in ("running_mean", "running_var"):
             make = zeros if name == "running_mean" else ones
             self.register_buffer(name, make(num_features, device=device, dtype=dtype) if track_running_stats else None)
@@ -59,7 +57,8 @@ class _NormBase(Module):
         self.reset_running_stats()
         if self.affine:
             init.ones_(self.weight)
-            init.zeros_(self.bias)
+            if self.bias is not None:
+                init.zeros_(self.bias)
 
     def _check_input_dim(self, input: Tensor) -> None:
         raise NotImplementedError("_check_input_dim: subclasses say which numbers of dims they take.")
@@ -67,7 +66,7 @@ class _NormBase(Module):
     def extra_repr(self) -> str:
         return (
             f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, affine={self.affine}, "
-            f"track_running_stats={self.track_running_stats}"
+            f"bias={self.bias is not None}, track_running_stats={self.track_running_stats}"
         )
 
     def _load_from_state_dict(self, state_dict: dict, prefix: str, local_metadata: dict, *rest: Any) -> None:
@@ -130,8 +129,10 @@ class SyncBatchNorm(_BatchNorm):
         process_group: Any = None,
         device: Any = None,
         dtype: Any = None,
+        *,
+        bias: bool = True,
     ):
-        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype)
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, bias=bias)
         if process_group is not None:
             raise ValueError(
                 "SyncBatchNorm: process groups are not supported: statistics are those of one process. Pass process_group=None."
@@ -147,7 +148,15 @@ class SyncBatchNorm(_BatchNorm):
         """The module with its BatchNorm layers replaced by SyncBatchNorm ones that share their parameters."""
         result = module
         if isinstance(module, _BatchNorm) and not isinstance(module, SyncBatchNorm):
-            result = cls(module.num_features, module.eps, module.momentum, module.affine, module.track_running_stats, process_group)
+            result = cls(
+                module.num_features,
+                module.eps,
+                module.momentum,
+                module.affine,
+                module.track_running_stats,
+                process_group,
+                bias=module.bias is not None,
+            )
             if module.affine:
                 result.weight, result.bias = module.weight, module.bias
             result.running_mean, result.running_var = module.running_mean, module.running_var
@@ -169,12 +178,15 @@ class _LazyNormBase(LazyModuleMixin, _NormBase):
         track_running_stats: bool = True,
         device: Any = None,
         dtype: Any = None,
+        *,
+        bias: bool = True,
     ):
         super().__init__(0, eps, momentum, False, False, device, dtype)
         self.affine, self.track_running_stats = affine, track_running_stats
         if affine:
             self.weight = UninitializedParameter(device=device, dtype=dtype)
-            self.bias = UninitializedParameter(device=device, dtype=dtype)
+            if bias:
+                self.bias = UninitializedParameter(device=device, dtype=dtype)
         if track_running_stats:
             self.running_mean = UninitializedBuffer(device=device, dtype=dtype)
             self.running_var = UninitializedBuffer(device=device, dtype=dtype)
@@ -187,10 +199,9 @@ class _LazyNormBase(LazyModuleMixin, _NormBase):
     def initialize_parameters(self, input: Tensor) -> None:
         if self.has_uninitialized_params():
             self.num_features = input.shape[1]
-            for t in (self.weight, self.bias) if self.affine else ():
-                t.materialize((self.num_features,))
-            for t in (self.running_mean, self.running_var) if self.track_running_stats else ():
-                t.materialize((self.num_features,))
+            for t in (self.weight, self.bias, self.running_mean, self.running_var):
+                if t is not None:
+                    t.materialize((self.num_features,))
             self.reset_parameters()
 
 

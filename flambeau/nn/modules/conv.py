@@ -280,20 +280,11 @@ class ConvTranspose3d(_ConvTransposeNd):
 class _LazyConvXdMixin(LazyModuleMixin):
     """Takes `out_channels` and on; `in_channels` comes from the first input."""
 
-    def __init__(self, out_channels: int, kernel_size: Any, *args: Any, **kwargs: Any):
-        names = (
-            ("stride", "padding", "output_padding", "groups", "bias", "dilation", "padding_mode", "device", "dtype")
-            if issubclass(type(self), _ConvTransposeNd)
-            else ("stride", "padding", "dilation", "groups", "bias", "padding_mode", "device", "dtype")
-        )
-        options = {**dict(zip(names, args)), **kwargs}
-        bias = options.pop("bias", True)
-        super().__init__(0, 0, kernel_size, bias=False, **options)
+    def _make_lazy(self, out_channels: int, bias: bool, device: Any, dtype: Any) -> None:
         self.out_channels = out_channels
-        made = {k: options[k] for k in ("device", "dtype") if k in options}
-        self.weight = UninitializedParameter(**made)
+        self.weight = UninitializedParameter(device=device, dtype=dtype)
         if bias:
-            self.bias = UninitializedParameter(**made)
+            self.bias = UninitializedParameter(device=device, dtype=dtype)
 
     def reset_parameters(self) -> None:
         if not self.has_uninitialized_params() and self.in_channels != 0:
@@ -321,37 +312,74 @@ class _LazyConvXdMixin(LazyModuleMixin):
         self.reset_parameters()
 
 
-class LazyConv1d(_LazyConvXdMixin, Conv1d):
+class _LazyConv(_LazyConvXdMixin):
+    def __init__(
+        self,
+        out_channels: int,
+        kernel_size: Any,
+        stride: Any = 1,
+        padding: Any = 0,
+        dilation: Any = 1,
+        groups: int = 1,
+        bias: bool = True,
+        padding_mode: str = "zeros",
+        device: Any = None,
+        dtype: Any = None,
+    ):
+        super().__init__(0, 0, kernel_size, stride, padding, dilation, groups, False, padding_mode, device, dtype)
+        self._make_lazy(out_channels, bias, device, dtype)
+
+
+class _LazyConvTranspose(_LazyConvXdMixin):
+    def __init__(
+        self,
+        out_channels: int,
+        kernel_size: Any,
+        stride: Any = 1,
+        padding: Any = 0,
+        output_padding: Any = 0,
+        groups: int = 1,
+        bias: bool = True,
+        dilation: Any = 1,
+        padding_mode: str = "zeros",
+        device: Any = None,
+        dtype: Any = None,
+    ):
+        super().__init__(0, 0, kernel_size, stride, padding, output_padding, groups, False, dilation, padding_mode, device, dtype)
+        self._make_lazy(out_channels, bias, device, dtype)
+
+
+class LazyConv1d(_LazyConv, Conv1d):
     """A Conv1d whose `in_channels` comes from its first input."""
 
     cls_to_become = Conv1d
 
 
-class LazyConv2d(_LazyConvXdMixin, Conv2d):
+class LazyConv2d(_LazyConv, Conv2d):
     """A Conv2d whose `in_channels` comes from its first input."""
 
     cls_to_become = Conv2d
 
 
-class LazyConv3d(_LazyConvXdMixin, Conv3d):
+class LazyConv3d(_LazyConv, Conv3d):
     """A Conv3d whose `in_channels` comes from its first input."""
 
     cls_to_become = Conv3d
 
 
-class LazyConvTranspose1d(_LazyConvXdMixin, ConvTranspose1d):
+class LazyConvTranspose1d(_LazyConvTranspose, ConvTranspose1d):
     """A ConvTranspose1d whose `in_channels` comes from its first input."""
 
     cls_to_become = ConvTranspose1d
 
 
-class LazyConvTranspose2d(_LazyConvXdMixin, ConvTranspose2d):
+class LazyConvTranspose2d(_LazyConvTranspose, ConvTranspose2d):
     """A ConvTranspose2d whose `in_channels` comes from its first input."""
 
     cls_to_become = ConvTranspose2d
 
 
-class LazyConvTranspose3d(_LazyConvXdMixin, ConvTranspose3d):
+class LazyConvTranspose3d(_LazyConvTranspose, ConvTranspose3d):
     """A ConvTranspose3d whose `in_channels` comes from its first input."""
 
     cls_to_become = ConvTranspose3d

@@ -23,8 +23,10 @@ class _InstanceNorm(_NormBase):
         track_running_stats: bool = False,
         device: Any = None,
         dtype: Any = None,
+        *,
+        bias: bool = True,
     ):
-        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype)
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, bias=bias)
 
     def _check_input_dim(self, input: Tensor) -> None:
         if input.dim() not in (self.spatial + 1, self.spatial + 2):
@@ -88,17 +90,6 @@ class InstanceNorm3d(_InstanceNorm):
 
 
 class _LazyInstance(_LazyNormBase, _InstanceNorm):
-    def __init__(
-        self,
-        eps: float = 1e-5,
-        momentum: float = 0.1,
-        affine: bool = False,
-        track_running_stats: bool = False,
-        device: Any = None,
-        dtype: Any = None,
-    ):
-        super().__init__(eps, momentum, affine, track_running_stats, device, dtype)
-
     def initialize_parameters(self, input: Tensor) -> None:
         super().initialize_parameters(input if input.dim() == self.spatial + 2 else input.unsqueeze(0))
 
