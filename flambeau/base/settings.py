@@ -191,8 +191,11 @@ class Settings:
     )
     dump: str = variable("", "Directory that receives the numbered stages of every compilation; empty: none.")
     override: str = variable("", "Directory whose edited stages replace the generated ones; names as `dump` writes them; empty: none.")
-    validate: bool = variable(False, "Compare the result of every kernel with the reference of its op. Slow.")
-    check: bool = variable(False, "Verify every graph, schedule and plan at each boundary, and the bounds of every access in kernels.")
+    validate: bool = variable(
+        False,
+        "Compare the results of every op that runs eagerly, in backward too, with the reference of its declaration. Slow.",
+    )
+    check: bool = variable(False, "Verify every graph and schedule before it is used, with the bounds of what loop nests touch.")
 
     # Where kernels are kept and what they are made for
     cache_dir: str = variable(

@@ -18,6 +18,7 @@ from flambeau.base.settings import settings
 from flambeau.core.device import CPU, device
 from flambeau.core.spec import Spec
 from flambeau.engine import instruments
+from flambeau.engine.verify import verify_schedule
 from flambeau.ir.graph import Graph
 from flambeau.kernel import cache, target
 from flambeau.passes.decompose import decompose
@@ -338,6 +339,8 @@ def make_plan(graph: Graph, where: device = CPU) -> Plan:
     instruments.show_graph(graph, "decomposed")
     result = schedule(graph, target.current(), launch.get_num_threads())
     instruments.show_schedule(result)
+    if settings.check:
+        verify_schedule(result)
     return Plan(result, where)
 
 

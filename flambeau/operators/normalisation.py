@@ -176,7 +176,9 @@ class rms_norm(Composite):
 
     def reference(x, normalized_shape, weight=None, eps=None):
         dims = tuple(range(x.ndim - len(normalized_shape), x.ndim))
-        y = x / np.sqrt(np.mean(x * x, dims, keepdims=True) + (FLOAT32_EPSILON if eps is None else eps))
+        if eps is None:
+            eps = FLOAT64_EPSILON if x.dtype in ("float64", "complex128") else FLOAT32_EPSILON
+        y = x / np.sqrt(np.mean(x * x, dims, keepdims=True) + eps)
         return y if weight is None else y * weight
 
     def samples(t):

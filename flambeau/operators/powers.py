@@ -16,7 +16,7 @@ from flambeau.operators.rules import (
     chain,
     common_type,
     conjugate,
-    is_tensor,
+    in_type_of,
     pair_samples,
     pair_vjp,
     takes_gradient,
@@ -42,12 +42,13 @@ def power_gradients(g, out, base, exponent, shift=0):
     def of_base():
         slope = chain(g, power(base, exponent, shift - 1))
         slope = ops["add"](mul(slope, conjugate(exponent)), slope, alpha=shift) if shift else mul(slope, conjugate(exponent))
-        return where(ops["eq"](exponent, -shift), 0, slope) if is_tensor(exponent) else slope
+        return where(ops["eq"](in_type_of(exponent, out), -shift), 0, slope)
 
     def of_exponent():
-        flat = ops["eq"](base, 0)  # there the derivative is 0 for exponents that are positive
+        x = in_type_of(base, out)
+        flat = ops["eq"](x, 0)  # there the derivative is 0 for exponents that are positive
         flat = ops["logical_and"](flat, ops["ge"](exponent, -shift)) if not exponent.spec.dtype.is_complex else flat
-        return where(flat, 0, chain(g, mul(out, ops["log"](base))))
+        return where(flat, 0, chain(g, mul(out, ops["log"](x))))
 
     return pair_vjp(g, base, exponent, of_base, of_exponent)
 
@@ -267,7 +268,7 @@ class reciprocal(Elementwise):
         return (neg(chain(g, mul(out, out))),)
 
     def reference(x):
-        return np.reciprocal(np.asarray(x, float))
+        return 1.0 / np.asarray(x)
 
     samples = unary_samples
 
