@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 
 import flambeau.operators
-from flambeau import autograd, cpu, fft, func, linalg, nn, sim, special
+from flambeau import autograd, cpu, fft, func, linalg, masked, nn, sim, special
 from flambeau._tensor import Tensor, install_methods
 from flambeau.tape.grad_mode import (
     enable_grad,
@@ -51,6 +51,7 @@ from flambeau.namespace import names_of
 from flambeau.func import vmap
 from flambeau.pointwise_forms import *  # noqa: F403
 from flambeau.pointwise_forms import install as _install_pointwise
+from flambeau.printing import *  # noqa: F403
 from flambeau.random import *  # noqa: F403
 from flambeau.random import install as _install_random
 from flambeau.reduction_forms import *  # noqa: F403
