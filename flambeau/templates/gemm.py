@@ -92,9 +92,10 @@ def lower_real(p: Problem, target: Target, threads: int) -> Lowered:
     """One product of real numbers, its depth in one piece."""
     if p.dtype == "bfloat16" and target.has("amx-bf16", "avx512bf16") and target.vector_bytes == 64 and p.k > 0:
         return lower_amx(p, threads)
-    for this, way in ((p, lambda lowered: lowered), (swapped(p), with_swapped_operands)):
-        if streams_lines(this):
-            return way(lower_dot(this, target, threads))
+    if p.b[0] == 1 and streams_lines(p.m, p.n, p):
+        return lower_dot(p, target, threads)
+    if p.a[1] == 1 and streams_lines(p.n, p.m, p):
+        return with_swapped_operands(lower_dot(swapped(p), target, threads))
     size, compute = (t.size for t in ELEMENTS[p.dtype])
     if p.m <= MOST_ROWS and p.b[1] == 1 and p.n * p.k * size >= STREAM_BYTES and p.k >= 16:
         return lower_rows(p, target, threads)
@@ -112,8 +113,8 @@ def lower_real(p: Problem, target: Target, threads: int) -> Lowered:
     return lower_tiles(p, target, threads, plain_a=whole and p.a[1] == 1 and p.m <= FEW_ROWS, shared_b=p.m >= MANY_ROWS)
 
 
-def streams_lines(p: Problem) -> bool:
-    """A long matrix that lies along depth, against few lines: read it once, where it is."""
-    if p.b[0] != 1 or p.k < 64:
+def streams_lines(few: int, many: int, p: Problem) -> bool:
+    """Whether `many` long lines, against few, should be read once, where they lie."""
+    if p.k < 64:
         return False
-    return p.m <= 4 or (p.m <= 24 and p.n * p.k * ELEMENTS[p.dtype][0].size >= STREAM_BYTES)
+    return few <= 4 or (few <= 24 and many * p.k * ELEMENTS[p.dtype][0].size >= STREAM_BYTES)

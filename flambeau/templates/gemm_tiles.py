@@ -11,7 +11,7 @@ May not know: other ways to multiply. Entry: `lower_tiles`.
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass
+from typing import NamedTuple
 
 from flambeau.kernel.dsl import Function, Module, Value
 from flambeau.kernel.target import Target
@@ -48,8 +48,7 @@ BATCH = len(FIELDS)  # then `batch_words`
 ADD_OUT, ADD_BIAS = 1, 2  # flags of a register tile
 
 
-@dataclass(frozen=True)
-class TileKernel:
+class TileKernel(NamedTuple):
     """What is fixed when the kernel is compiled: types, layout classes and register tiles, never sizes."""
 
     dtype: str
@@ -487,7 +486,7 @@ def lower_tiles(p: Problem, target: Target, threads: int, *, plain_a: bool = Fal
     units = p.matrices * tiles_m * tiles_n
     slots = (0, b, 2, out, scratch)  # out stands for a bias that there is not
     words = reading if shared_b else plain_batch(p)
-    launches.append(launch("gemm_tiles", astuple(kind), build_tiles, slots, units, grain, (*fields, *words)))
+    launches.append(launch("gemm_tiles", tuple(kind), build_tiles, slots, units, grain, (*fields, *words)))
     return Lowered(tuple(launches), tuple(sizes))
 
 
@@ -529,4 +528,4 @@ def lower_plain(p: Problem, target: Target, threads: int) -> Lowered:
     units = p.matrices * tiles_m * tiles_n
     grain = 0 if p.work < SERIAL_WORK else max(1, units // (16 * threads))
     slots = (0, 1, 2, out, out)  # out stands for a bias that there is not, and for scratch
-    return Lowered((launch("gemm_tiles", astuple(kind), build_tiles, slots, units, grain, (*fields, *plain_batch(p))),))
+    return Lowered((launch("gemm_tiles", tuple(kind), build_tiles, slots, units, grain, (*fields, *plain_batch(p))),))

@@ -11,6 +11,7 @@ import pytest
 from flambeau.core import dtype as dtypes
 from flambeau.kernel import cache
 from flambeau.kernel import target as targets
+from flambeau.kernel.compile import compile_object
 from flambeau.templates.gemm import gemm
 from flambeau.templates.launch import Lowered
 
@@ -320,6 +321,18 @@ def test_threads_change_nothing(dtype, shape, rng):
     first = product(a, b, dtype)
     for threads in (2, 3, 16, 64):
         assert (product(a, b, dtype, threads=threads, rng=rng).view(np.uint8) == first.view(np.uint8)).all()
+
+
+@pytest.mark.parametrize("dtype", ("float32", "bfloat16", "int64"))
+def test_other_machines_get_code(dtype):
+    """Kernels for machines that cannot be run here, made into objects."""
+    for name in ("neon", "x86-64-v2"):
+        with targets.override(targets.NAMED[name]) as chosen:
+            for m, n, k in ((64, 64, 64), (1, 2000, 500), (300, 300, 300)):
+                lowered = gemm(m, n, k, (k, 1), (1, k), getattr(dtypes, dtype), threads=1)
+                for launch in lowered.launches:
+                    text = launch.recipe.build(chosen, *launch.recipe.parameters).text()
+                    assert compile_object(text, chosen).startswith(b"\x7fELF")
 
 
 def test_new_sizes_compile_nothing():
