@@ -11,6 +11,7 @@ from flambeau.core.layout import canonical_dim
 from flambeau.core.spec import Spec
 from flambeau.ir.kinds import LINEAR, Assemble, Composite, Piece, apply_view, common_device
 from flambeau.ir.op import REGISTRY, declare
+from flambeau.operators.batched import behind, element_ndim, element_shape, front
 from flambeau.operators.rules import case, sum_to, to_type_of
 
 
@@ -56,6 +57,10 @@ class view_scatter(Assemble):
     def vjp(g, out, base, src, views):
         hole = REGISTRY["full"](tuple(src.spec.shape), 0, dtype=src.spec.dtype, device=src.spec.device)
         return view_scatter(g, hole, views), to_type_of(shown(g, views), src)
+
+    def batch(size, dims, base, src, views):
+        behind_batch = tuple(("batched_view", (name, attributes)) for name, attributes in views)
+        return view_scatter(front(base, dims[0], size), front(src, dims[1], size), behind_batch), 0
 
     def reference(base, src, views):
         found = base.copy()
@@ -206,6 +211,10 @@ class cat(Assemble):
 
     jvp = LINEAR
 
+    def batch(size, dims, tensors, dim):
+        full = [(x, d) for x, d in zip(tensors, dims[0]) if element_shape(x, d) != (0,)] or list(zip(tensors, dims[0]))
+        return cat(tuple(front(x, d, size) for x, d in full), behind(dim, element_ndim(*full[0]))), 0
+
     def reference(tensors, dim=0):
         return np.concatenate([x for x in tensors if x.shape != (0,)], dim)
 
@@ -244,6 +253,9 @@ class stack(Assemble):
         return (tuple(to_type_of(REGISTRY["select"](g, dim, i), x) for i, x in enumerate(tensors)),)
 
     jvp = LINEAR
+
+    def batch(size, dims, tensors, dim):
+        return stack(tuple(front(x, d, size) for x, d in zip(tensors, dims[0])), behind(dim, element_ndim(tensors[0], dims[0][0]) + 1)), 0
 
     def reference(tensors, dim=0):
         return np.stack(tensors, dim)

@@ -12,6 +12,7 @@ from flambeau.core.spec import Spec
 from flambeau.ir.indexmap import IndexMap
 from flambeau.ir.kinds import Composite, Indexing, Moved, Read, common_device
 from flambeau.ir.op import REGISTRY, declare
+from flambeau.operators.batched import behind, counted_indices, element_ndim, element_shape, front, moved
 from flambeau.operators.rules import case
 from flambeau.runtime.errors import ELEMENT, INDEX, POSITION
 
@@ -39,6 +40,11 @@ def broadcast_map(shape, ndim: int, first: int) -> IndexMap:
     return whole(shape, first + ndim - len(shape))
 
 
+def element_spec(x, dim) -> Spec:
+    """The spec of one element of a batch."""
+    return Spec.of(element_shape(x, dim), x.spec.dtype, x.spec.device)
+
+
 # ------------------------------------------------------------------ index
 class IndexPlan:
     """Where indexed dims go: PyTorch's (and NumPy's) adjacency rule.
@@ -61,8 +67,8 @@ class IndexPlan:
         except RuntimeError:
             raise IndexError("index: shape mismatch: indexing tensors could not be broadcast together with shapes "
                              + ", ".join(str(list(s.shape)) for _, s in given) + ".") from None
-        adjacent = self.dims == tuple(range(self.dims[0], self.dims[0] + len(self.dims)))
-        self.at = self.dims[0] if adjacent else 0
+        self.adjacent = self.dims == tuple(range(self.dims[0], self.dims[0] + len(self.dims)))
+        self.at = self.dims[0] if self.adjacent else 0
         self.rest = tuple(d for d in range(input.ndim) if d not in self.dims)
         rest = [input.shape[d] for d in self.rest]
         n = len(self.shape)
@@ -103,6 +109,19 @@ class index(Indexing):
     def vjp(g, out, input, indices):
         return REGISTRY["index_put"](zeros_of(input), indices, g, True), (None,) * len(indices)
 
+    def batch(size, dims, input, indices):
+        plan = IndexPlan(element_spec(input, dims[0]), tuple(None if i is None else element_spec(i, d) for i, d in zip(indices, dims[1])))
+        n = len(plan.shape)
+        if all(d is None for d in dims[1]):
+            found = index(input, (None, *indices))  # neighbours stay in their place behind the batch dim; others go in front of it
+            return found, 0 if plan.adjacent else n
+        if dims[0] is None:
+            aligned = counted_indices(indices, dims[1], size)[1:]
+            found = index(input, aligned)
+            return found, plan.at
+        found = index(input, counted_indices(indices, dims[1], size))  # [batch, indices, rest]
+        return moved(found, 1, plan.at + 1, n), 0
+
     def reference(x, indices):
         return x[tuple(slice(None) if i is None else i for i in indices)]
 
@@ -134,6 +153,16 @@ class gather(Indexing):
 
     def vjp(g, out, input, dim, index, sparse_grad):
         return REGISTRY["scatter_add"](zeros_of(input), dim, index, g), None
+
+    def batch(size, dims, input, dim, index, sparse_grad):
+        n = element_ndim(input, dims[0])
+        input, index = front(input, dims[0], size), front(index, dims[2], size)
+        if not n:
+            input, index = REGISTRY["unsqueeze"](input, 1), REGISTRY["reshape"](index, (size, 1))
+            return REGISTRY["reshape"](gather(input, 1, index), (size,)), 0
+        if index.spec.ndim == 1:
+            return REGISTRY["reshape"](gather(input, 1, REGISTRY["unsqueeze"](index, 1)), (size,)), 0
+        return gather(input, behind(dim, n), index), 0
 
     def reference(x, dim, index, *, sparse_grad=False):
         d = dim % x.ndim
@@ -189,6 +218,21 @@ class index_select(Indexing):
             return g, None
         return REGISTRY["index_add"](zeros_of(input), dim, index, g), None
 
+    def batch(size, dims, input, dim, index):
+        n = element_ndim(input, dims[0])
+        if not n:
+            return front(input, dims[0], size), 0
+        at = behind(dim, n)
+        if dims[2] is None:
+            return index_select(input, at, index), 0
+        if index.spec.ndim == 1:
+            index = REGISTRY["unsqueeze"](index, 1)
+        indices = (None,) * (at - 1) + (index,)
+        if dims[0] is None:
+            return REGISTRY["index"](input, indices), at - 1
+        found = REGISTRY["index"](moved(input, at, 1), counted_indices((index,), (0,), size))  # [batch, index, rest]
+        return moved(found, 1, at), 0
+
     def reference(x, dim, index):
         return np.take(x, index.reshape(-1), dim)
 
@@ -229,6 +273,14 @@ class embedding_lookup(Indexing):
             g = ops["masked_fill"](g, padding, 0)
         flat = ops["reshape"](g, (indices.spec.numel, weight.spec.shape[1]))
         return ops["index_add"](zeros_of(weight), 0, ops["reshape"](indices, (-1,)), flat), None
+
+    def batch(size, dims, weight, indices, padding_idx, by_frequency):
+        if dims[0] is None:
+            return embedding_lookup(weight, indices, padding_idx, by_frequency), 0
+        rows = weight.spec.shape[1]
+        flat = REGISTRY["reshape"](weight, (size * rows, weight.spec.shape[2]))
+        first = REGISTRY["iota"]((size, *(1,) * element_ndim(indices, dims[1])), 0, rows)
+        return REGISTRY["index"](flat, (REGISTRY["add"](indices, first),)), 0
 
     def reference(weight, indices, padding_idx=-1, by_frequency=False):
         return weight[indices]

@@ -12,7 +12,8 @@ from flambeau.core.layout import broadcast_shapes, canonical_dim
 from flambeau.core.spec import NumberSpec, Spec
 from flambeau.ir.kinds import Assemble, Composite, Moved, Piece
 from flambeau.ir.op import REGISTRY, declare
-from flambeau.operators.indexed import IndexPlan, check_gather, check_index_type, whole, zeros_of
+from flambeau.operators.batched import behind, counted_indices, element_ndim, front, moved
+from flambeau.operators.indexed import IndexPlan, check_gather, check_index_type, element_spec, whole, zeros_of
 from flambeau.operators.rules import case, sum_to
 from flambeau.runtime.errors import ELEMENT, INDEX, POSITION
 
@@ -53,6 +54,10 @@ class scatter_write(Assemble):
             return left, None, right
         zeros = ops["full"](tuple(index.spec.shape), 0, dtype=g.spec.dtype, device=g.spec.device)
         return scatter_write(g, dim, index, zeros), None, picked
+
+    def batch(size, dims, input, dim, index, src, combine, places):
+        at = behind(dim, element_ndim(input, dims[0]))
+        return scatter_write(front(input, dims[0], size), at, front(index, dims[2], size), front(src, dims[3], size), combine, places), 0
 
     def reference(input, dim, index, src, combine="", places=ELEMENT.number):
         found = input.copy()
@@ -105,6 +110,15 @@ class index_put(Assemble):
             zero = ops["full"]((), 0, dtype=g.spec.dtype, device=g.spec.device)
             rest = index_put(g, indices, zero, False)
         return rest, (None,) * len(indices), sum_to(ops["index"](g, indices), values)
+
+    def batch(size, dims, input, indices, values, accumulate):
+        plan = IndexPlan(element_spec(input, dims[0]), tuple(None if i is None else element_spec(i, d) for i, d in zip(indices, dims[1])))
+        wide = front(values, dims[2], size)
+        missing = len(plan.result) + 1 - wide.spec.ndim
+        if missing:
+            wide = REGISTRY["reshape"](wide, (size, *(1,) * missing, *wide.spec.shape[1:]))
+        wide = moved(REGISTRY["expand"](wide, (size, *plan.result)), plan.at + 1, 1, len(plan.shape))  # [batch, indices, rest]
+        return index_put(front(input, dims[0], size), counted_indices(indices, dims[1], size), wide, accumulate), 0
 
     def reference(input, indices, values, accumulate=False):
         found = input.copy()

@@ -8,6 +8,7 @@ from flambeau.core.spec import Spec
 from flambeau.ir.indexmap import IndexMap
 from flambeau.ir.kinds import LINEAR, Assemble, Composite, Piece, View
 from flambeau.ir.op import REGISTRY, declare
+from flambeau.operators.batched import behind, element_ndim, front
 from flambeau.operators.rules import case
 
 
@@ -181,6 +182,10 @@ class add_frames(Assemble):
 
     def vjp(g, out, base, parts, dimension, size, step, dilation):
         return g, frames(g, dimension, size, step, dilation)
+
+    def batch(n, dims, base, parts, dimension, size, step, dilation):
+        at = behind(dimension, element_ndim(base, dims[0]))
+        return add_frames(front(base, dims[0], n), front(parts, dims[1], n), at, size, step, dilation), 0
 
     def reference(base, parts, dimension, size, step=1, dilation=1):
         found = base.copy()
