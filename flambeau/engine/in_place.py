@@ -53,12 +53,17 @@ def run(op: Op, args: tuple) -> Any:
     hooks.before(op, target)
     old = hooks.keep(info, args, target)
     if info.specs[0].numel:
-        inputs = [separate(x, target, op.kind == POINTWISE) if i else x for i, x in enumerate(eager.inputs_of(op, args))]
-        plan = op.in_place_plans.get(info)
+        given = eager.inputs_of(op, args)
+        inputs = [separate(x, target, op.kind == POINTWISE) if i else x for i, x in enumerate(given)]
+        running = info
+        if any(a is not b for a, b in zip(inputs, given)):  # copies may lie in memory in another way
+            copies = {id(a): b for a, b in zip(given[1:], inputs[1:])}
+            running = eager.info_for(op, (target, *op.map_tensors(lambda x: copies.get(id(x), x), args)[1:]))
+        plan = op.in_place_plans.get(running)
         if plan is None:
             if len(op.in_place_plans) > MOST_PLANS:
                 op.in_place_plans.clear()
-            plan = op.in_place_plans[info] = plan_for(info, spec)
+            plan = op.in_place_plans[running] = plan_for(running, spec)
         watched = validate.watch(op, args) if settings.validate else None
         eager.run_plan(plan, inputs)
         if watched is not None:
