@@ -59,7 +59,7 @@ def _in_dims(in_dims: Any, args: tuple) -> list:
     if not isinstance(in_dims, tuple) or len(in_dims) != len(args):
         raise ValueError(message("vmap", f"in_dims must be an int or have one entry per argument ({len(args)})", repr(in_dims)))
     try:
-        return tree_broadcast(in_dims, tree_flatten(args)[1])
+        return tree_broadcast(in_dims, args)
     except ValueError as e:
         raise ValueError(message("vmap", "in_dims must have the structure of the arguments", repr(in_dims))) from e
 
