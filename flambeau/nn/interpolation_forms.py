@@ -11,6 +11,7 @@ import math
 from typing import Any
 
 from flambeau._tensor import Tensor
+from flambeau.core.dtype import bfloat16, float16, float32
 from flambeau.ir.op import REGISTRY
 
 __all__ = ["affine_grid", "grid_sample", "interpolate", "upsample", "upsample_bilinear", "upsample_nearest"]
@@ -47,13 +48,16 @@ def interpolate(input: Tensor, size: Any = None, scale_factor: Any = None, mode:
         return REGISTRY["adaptive_avg_pool"](input, sizes)
     if mode in ("nearest", "nearest-exact"):
         return REGISTRY["resample_nearest"](input, sizes, factors, mode == "nearest-exact")
+    narrow = input.dtype if input.dtype in (float16, bfloat16) else None
+    if narrow is not None:  # one rounding for all dims
+        input = input.to(float32)
     for d in range(rank - 1, -1, -1):
         unchanged = sizes[d] == input.shape[2 + d] and factors[d] in (None, 1.0)
         if unchanged and not (d == 0 and rank == 1):
             continue
         kind = "cubic" if mode == "bicubic" else "linear"
         input = REGISTRY["resample"](input, 2 + d, kind, sizes[d], factors[d], bool(align_corners), antialias)
-    return input
+    return input if narrow is None else input.to(narrow)
 
 
 def _sizes(input: Tensor, size: Any, scale_factor: Any, recompute: bool | None, rank: int) -> tuple[tuple[int, ...], tuple[float | None, ...]]:

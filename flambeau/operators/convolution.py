@@ -123,10 +123,11 @@ class convolve_transposed(Composite):
         if per == 1 and c == 1:
             spread = REGISTRY["mul"](REGISTRY["reshape"](y, (n, groups, *counts, *(1,) * rank)), REGISTRY["reshape"](w, (1, groups, *(1,) * rank, *kernel)))
         else:
-            spread = matrix_product(REGISTRY["transpose"](taps, -1, -2), rows)  # [n, groups, c * t, p]
+            spread = matrix_product(REGISTRY["transpose"](taps, -1, -2), rows, None, True)  # [n, groups, c * t, p]
             spread = REGISTRY["reshape"](spread, (n, groups * c, *kernel, *counts))
             spread = moved(spread, 0, 1, *range(2 + rank, 2 + 2 * rank), *range(2, 2 + rank))
-        return window_sum(spread, sizes, stride, low, dilation)
+        found = window_sum(spread, sizes, stride, low, dilation)
+        return found if found.spec.dtype is y.spec.dtype else REGISTRY["to_dtype"](found, y.spec.dtype)
 
     def vjp(g, out, y, w, sizes, stride, low, dilation, groups):
         counts, kernel = tuple(y.spec.shape[2:]), tuple(w.spec.shape[2:])

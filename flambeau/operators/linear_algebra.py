@@ -95,16 +95,6 @@ def upper(x, diagonal: int = 0):
     return REGISTRY["triu"](x, diagonal)
 
 
-def half_diagonal(x):
-    """The lower triangle with its diagonal halved: what differentiating a Cholesky factor keeps."""
-    ops = REGISTRY
-    return ops["sub"](lower(x), ops["mul"](on_diagonal(diagonal_of(x)), 0.5))
-
-
-def symmetric_part(x):
-    return REGISTRY["mul"](REGISTRY["add"](x, adjoint(x)), 0.5)
-
-
 def hermitian_samples(t: Callable, n: int = 3):
     """A positive definite sample."""
     x = t(n, n)
@@ -473,10 +463,10 @@ class cholesky_ex(Factorisation):
 
     def vjp(g, out, a, upper_, check_errors):
         l, gl = (adjoint(out[0]), adjoint(g[0])) if upper_ else (out[0], g[0])
-        inner = half_diagonal(matrix_product(adjoint(l), gl))
+        inner = matrix_product(adjoint(l), gl)
+        inner = REGISTRY["mul"](REGISTRY["add"](lower(inner), adjoint(lower(inner, -1))), 0.5)
         left = triangular_columns(adjoint(l), inner, True)  # L^-H inner
-        found = adjoint(triangular_columns(adjoint(l), adjoint(left), True))  # ... L^-1
-        return (symmetric_part(found),)
+        return (adjoint(triangular_columns(adjoint(l), adjoint(left), True)),)  # ... L^-1
 
     def reference(A, *, upper=False, check_errors=False):
         found = np.linalg.cholesky(A)
@@ -543,6 +533,13 @@ class cholesky_solve(Composite):
             return triangular_columns(l, triangular_columns(adjoint(l), b, False), True)
         return triangular_columns(adjoint(l), triangular_columns(l, b, False), True)
 
+    def vjp(g, out, b, l, upper):
+        gb = cholesky_solve(g, l, upper)
+        both = matrix_product(gb, adjoint(out))
+        both = REGISTRY["add"](both, adjoint(both))
+        gl = REGISTRY["neg"](matrix_product(l, both) if upper else matrix_product(both, l))
+        return sum_to(gb, b), sum_to(gl, l)
+
     def reference(B, L, upper=False):
         l = np.conj(np.swapaxes(np.triu(L), -1, -2)) if upper else np.tril(L)
         return np.linalg.solve(l @ np.conj(np.swapaxes(l, -1, -2)), B)
@@ -563,6 +560,10 @@ class cholesky_inverse(Composite):
         eye = REGISTRY["expand"](identity_like(l, l.spec.shape[-1]), tuple(l.spec.shape))
         root = triangular_columns(l, eye, upper)
         return matrix_product(root, adjoint(root)) if upper else matrix_product(adjoint(root), root)
+
+    def vjp(g, out, l, upper):
+        both = multiply(out, REGISTRY["add"](g, adjoint(g)), out)
+        return (REGISTRY["neg"](matrix_product(l, both) if upper else matrix_product(both, l)),)
 
     def reference(L, upper=False):
         l = np.conj(np.swapaxes(np.triu(L), -1, -2)) if upper else np.tril(L)

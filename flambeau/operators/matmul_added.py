@@ -351,10 +351,15 @@ class bilinear(Composite):
         n, i, j = w.spec.shape
         xs, ys = flat_rows(x) if x.spec.ndim > 1 else as_row(x), flat_rows(y) if y.spec.ndim > 1 else as_row(y)
         rows = xs.spec.shape[0]
-        right = matrix_product(ys, REGISTRY["transpose"](REGISTRY["reshape"](w, (n * i, j)), 0, 1))  # [rows, n * i]
-        found = matrix_product(REGISTRY["reshape"](right, (rows, n, i)), REGISTRY["reshape"](xs, (rows, i, 1)))
+        right = matrix_product(ys, REGISTRY["transpose"](REGISTRY["reshape"](w, (n * i, j)), 0, 1), None, True)  # [rows, n * i]
+        column = REGISTRY["reshape"](xs, (rows, i, 1))
+        if column.spec.dtype is not right.spec.dtype:
+            column = REGISTRY["to_dtype"](column, right.spec.dtype)
+        found = matrix_product(REGISTRY["reshape"](right, (rows, n, i)), column)
         found = REGISTRY["reshape"](found, (*x.spec.shape[:-1], n))
-        return found if bias is None else REGISTRY["add"](found, bias)
+        if bias is not None:
+            found = REGISTRY["add"](found, bias)
+        return found if found.spec.dtype is x.spec.dtype else REGISTRY["to_dtype"](found, x.spec.dtype)
 
     def reference(x, y, w, bias=None):
         return np.einsum("...i,nij,...j->...n", x, w, y) + (0 if bias is None else bias)
