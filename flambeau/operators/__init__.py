@@ -22,3 +22,5 @@ from flambeau.operators import sampling  # noqa: F401
 from flambeau.operators import binning  # noqa: F401
 from flambeau.operators import recurrent  # noqa: F401
 from flambeau.operators import linear_algebra  # noqa: F401
+from flambeau.operators import masked  # noqa: F401
+from flambeau.operators import linear_algebra_lu  # noqa: F401
