@@ -16,7 +16,7 @@ from flambeau.nn import functional as F
 from flambeau.utils.data import DataLoader, TensorDataset
 
 QUESTION = "What is the capital of France?"
-EPOCHS = 30
+EPOCHS = 40
 
 
 def ask() -> bool:
@@ -39,12 +39,12 @@ class Digits(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv1, self.conv2 = nn.Conv2d(1, 16, 3, padding=1), nn.Conv2d(16, 32, 3, padding=1)
-        self.head = nn.Sequential(nn.Linear(32 * 2 * 2, 64), nn.ReLU(), nn.Linear(64, 10))
+        self.conv1, self.conv2 = nn.Conv2d(1, 32, 3, padding=1), nn.Conv2d(32, 64, 3, padding=1)
+        self.head = nn.Sequential(nn.Dropout(0.3), nn.Linear(64 * 2 * 2, 64), nn.ReLU(), nn.Dropout(0.3), nn.Linear(64, 10))
 
     def forward(self, x: flambeau.Tensor) -> flambeau.Tensor:
-        x = F.max_pool2d(F.relu(self.conv1(x)), 2)  # [B, 16, 4, 4]
-        x = F.max_pool2d(F.relu(self.conv2(x)), 2)  # [B, 32, 2, 2]
+        x = F.max_pool2d(F.relu(self.conv1(x)), 2)  # [B, 32, 4, 4]
+        x = F.max_pool2d(F.relu(self.conv2(x)), 2)  # [B, 64, 2, 2]
         return self.head(x.flatten(1))
 
 
@@ -59,10 +59,10 @@ def learn() -> bool:
     labels = flambeau.tensor(data.target, dtype=flambeau.int64)
     order = flambeau.randperm(len(labels))
     held, kept = order[: len(labels) // 5], order[len(labels) // 5:]
-    loader = DataLoader(TensorDataset(images[kept], labels[kept]), batch_size=64, shuffle=True)
+    loader = DataLoader(TensorDataset(images[kept], labels[kept]), batch_size=32, shuffle=True)
     model = Digits()
-    optimiser = optim.AdamW(model.parameters(), lr=3e-3)
-    schedule = optim.lr_scheduler.OneCycleLR(optimiser, max_lr=6e-3, total_steps=EPOCHS * len(loader))
+    optimiser = optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.05)
+    schedule = optim.lr_scheduler.OneCycleLR(optimiser, max_lr=3e-3, total_steps=EPOCHS * len(loader))
     start = time.perf_counter()
     with tqdm(total=EPOCHS, desc="digits", unit="epoch", file=sys.stdout) as bar:
         for _ in range(EPOCHS):
