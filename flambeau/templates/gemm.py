@@ -32,6 +32,7 @@ PLAIN_DEPTH, PLAIN_BYTES = 384, 3 << 19  # a panel of b that stays in L1, all of
 SMALL_BYTES = 1 << 19  # so little of b that it stays near whatever its depth
 NARROW = 128  # each line of the long operand is used so few times that packing it does not pay
 MANY_ROWS = 1024  # each panel of b is used so many times that all of it should be packed once
+SHARED_BYTES = 1 << 28  # but not more memory than this for it
 STREAM_BYTES = 1 << 20
 
 
@@ -110,7 +111,8 @@ def lower_real(p: Problem, target: Target, threads: int) -> Lowered:
         return with_swapped_operands(lower_tiles(swapped(p), target, threads, plain_a=whole, shared_b=True))
     if p.a[1] == 1 and p.n <= NARROW and p.m >= 4 * p.n:
         return lower_tiles(p, target, threads, plain_a=whole, shared_b=True)
-    return lower_tiles(p, target, threads, plain_a=whole and p.a[1] == 1 and p.m <= FEW_ROWS, shared_b=p.m >= MANY_ROWS)
+    shared = p.m >= MANY_ROWS and p.matrices * p.n * p.k * compute <= SHARED_BYTES
+    return lower_tiles(p, target, threads, plain_a=whole and p.a[1] == 1 and p.m <= FEW_ROWS, shared_b=shared)
 
 
 def streams_lines(few: int, many: int, p: Problem) -> bool:

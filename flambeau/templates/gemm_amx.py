@@ -36,7 +36,7 @@ PANEL = 32  # rows of a left panel, columns of a right one: two tiles
 STEP = 32  # depth of a tile
 PAIR_BYTES = 2048  # two tiles
 STAGE_BYTES = 4096  # four tiles of sums
-BLOCK_K = 4096
+BLOCK_K = 2048
 L1_BYTES, L2_BYTES = 48 << 10, 2 << 20
 PACKED_PANELS = 8  # in a unit of packing: pieces of lines long enough to be prefetched
 
@@ -356,18 +356,24 @@ def build_amx_pack(target: Target, order: str) -> Module:
 
 
 def lower_amx(p: Problem, threads: int) -> Lowered:
-    """bfloat16 on tiles. Of the two ways round, the one that reads a long matrix of weights in place."""
-    turned = p.m <= 8 * PANEL < p.n and p.b[0] == 1
-    return with_swapped_operands(_lower(swapped(p), threads, True)) if turned else _lower(p, threads, False)
+    """bfloat16 on tiles. Of the two ways round, the one that packs the smaller operand for all and walks the larger once.
+
+    The other way round results are stored across, which takes some depth to be worth it.
+    """
+    if p.n >= 2 * p.m and (p.k >= 512 or (p.m <= PANEL and p.b[0] == 1)):
+        return with_swapped_operands(_lower(swapped(p), threads))
+    return _lower(p, threads)
 
 
-def _lower(p: Problem, threads: int, streaming: bool) -> Lowered:
-    block_k = blocks_of(p.k, BLOCK_K, STEP)
-    most_rows = max(PANEL, min(256, (1 << 20) // (2 * p.k)))  # packed rows of the left in half of L2
-    grid = Grid(PANEL, PANEL, 2 * PANEL if streaming else most_rows, 4096, 0 if streaming else 48, 32)
+def _lower(p: Problem, threads: int) -> Lowered:
+    in_place = p.a[1] == 1 and p.k % STEP == 0
+    streaming = in_place and p.n <= 4 * PANEL and p.m >= 2 * p.n  # rows are read once, ahead
+    block_k = blocks_of(p.k, BLOCK_K if not streaming else 2 * BLOCK_K, STEP)
+    most_rows = 2 * PANEL if streaming else max(PANEL, min(256, L2_BYTES // (4 * block_k)))  # half of L2 for the left
+    most_columns = 1024 if block_k < p.k else 4096  # sums that wait for more depth stay near
+    grid = Grid(PANEL, PANEL, most_rows, most_columns, 0 if streaming else 48, 32)
     block_m, block_n = unit_blocks(p, grid, threads)
     tiles_m, tiles_n = -(-p.m // block_m), -(-p.n // block_n)
-    in_place = p.a[1] == 1 and p.k % STEP == 0
     by_rows = 2 * p.k * block_n <= L2_BYTES // 4  # all of the right stays in L2: results are written line by line
     stage_stride = STAGE_BYTES if block_k < p.k else 0
     stages = -(-block_m // PANEL) * -(-block_n // PANEL) * stage_stride
