@@ -47,6 +47,7 @@ from flambeau.nn.normalisation_forms import native_batch_norm
 from flambeau.indexing import *  # noqa: F403
 from flambeau.indexing import install as _install_indexing
 from flambeau.interop.arrays import from_numpy
+from flambeau.interop.reduction import install as _install_reduction
 from flambeau.namespace import names_of
 from flambeau.func import vmap
 from flambeau.pointwise_forms import *  # noqa: F403
@@ -75,6 +76,7 @@ _install_reductions()
 _install_counting()
 _install_pointwise()
 _install_random()
+_install_reduction()
 install_methods()
 
 __version__ = "0.1.0"

@@ -1,4 +1,14 @@
-"""Layer 9: the name space `torch.utils` of PyTorch: data loading, checkpointing, and other public names found there.
+"""Loading of data, checkpoints of activations. Sub-packages are loaded when first used."""
 
-May import layers 0 to 8. The name is PyTorch's; nothing internal belongs here.
-"""
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+SUBMODULES = ("checkpoint", "data")
+
+
+def __getattr__(name: str) -> Any:
+    if name in SUBMODULES:
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
