@@ -19,6 +19,7 @@ from flambeau.operators.rules import (
     chain,
     common_type,
     conjugate,
+    in_type_of,
     pair_vjp,
     scaled,
     sum_to,
@@ -198,7 +199,7 @@ class true_divide(Elementwise):
 
 def quotient_gradients(g, out, numerator, denominator):
     """Gradients of out = numerator / denominator."""
-    return pair_vjp(g, numerator, denominator, lambda: chain(g, reflected_divide(denominator, 1)),
+    return pair_vjp(g, numerator, denominator, lambda: chain(g, reflected_divide(in_type_of(denominator, out), 1)),
                     lambda: neg(chain(g, true_divide(out, denominator))))
 
 
@@ -390,7 +391,7 @@ class addcdiv(Elementwise):
         return x + times(a, value) / b
 
     def vjp(g, out, input, tensor1, tensor2, value):
-        inverse = reflected_divide(tensor2, 1)
+        inverse = reflected_divide(in_type_of(tensor2, out), 1)
         scaled_g = scaled(g, conjugate(value))
         return (sum_to(g, input), *pair_vjp(
             g, tensor1, tensor2, lambda: chain(scaled_g, inverse), lambda: neg(chain(scaled_g, mul(tensor1, mul(inverse, inverse))))))
