@@ -141,7 +141,7 @@ class Division(Elementwise):
 
 @declare
 class floor_divide(Division):
-    """Quotient rounded down, in the promoted type."""
+    """Quotient rounded down, in the promoted type. An integer divided by 0 gives 0 (kernels do not trap)."""
 
     methods = ("floor_divide", "__floordiv__")
     numbers_only = True
@@ -178,7 +178,7 @@ def python_remainder(k, x, y):
 
 @declare
 class remainder(Division):
-    """Python's `%`: input - other * floor(input / other), with the sign of other."""
+    """Python's `%`: input - other * floor(input / other), with the sign of other. An integer modulo 0 is 0."""
 
     methods = ("remainder", "__mod__")
 
