@@ -299,7 +299,7 @@ def logspace(start: Any, end: Any, steps: int, base: float = 10.0, *, out: Tenso
     else:
         step = (end - start) / (steps - 1) if steps > 1 else 0.0
         powers = REGISTRY["spaced"](int(steps), float(start), float(end if steps != 1 else start), float(step), dtype=float64, device=as_device(device))
-    t = REGISTRY["pow"](_filled((), base, float64 if not d.is_complex else d, device), powers)
+    t = REGISTRY["power"](_filled((), base, float64 if not d.is_complex else d, device), powers)
     return finished(t if t.dtype is d else REGISTRY["to_dtype"](t, d), requires_grad, out)
 
 

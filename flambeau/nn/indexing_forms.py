@@ -42,7 +42,7 @@ def _shorten(weight: Tensor, input: Tensor, max_norm: float, norm_type: float) -
     with no_grad():
         flat = ops["reshape"](input, (input.spec.numel,))
         found = ops["index_select"](weight.detach(), 0, flat)
-        size = ops["pow"](ops["sum"](ops["pow"](ops["abs"](found), norm_type), 1, True), 1.0 / norm_type)
+        size = ops["power"](ops["sum"](ops["power"](ops["abs"](found), norm_type), 1, True), 1.0 / norm_type)
         scale = ops["where"](ops["gt"](size, max_norm), ops["true_divide"](max_norm, ops["add"](size, 1e-7)), 1.0)
         weight.index_copy_(0, flat, ops["mul"](found, ops["to_dtype"](scale, found.dtype)))
 
