@@ -297,6 +297,8 @@ def logspace(start: Any, end: Any, steps: int, base: float = 10.0, *, out: Tenso
     if d.is_complex:
         powers = _spaced(start, end, int(steps), d, device)
     else:
+        if d.is_integral:
+            start, end = int(start), int(end)
         step = (end - start) / (steps - 1) if steps > 1 else 0.0
         powers = REGISTRY["spaced"](int(steps), float(start), float(end if steps != 1 else start), float(step), dtype=float64, device=as_device(device))
     t = REGISTRY["power"](_filled((), base, float64 if not d.is_complex else d, device), powers)
