@@ -212,16 +212,16 @@ class Plan:
     def run(self, inputs: Sequence[int | float], keep: Any = None) -> list[int]:
         """Run over the inputs' addresses (and numbers); returns the memory list. The caller owns the outputs' blocks."""
         memory = list(inputs)
-        taken = [_taken(c) for c in self.blocks]
-        for i, block in enumerate(self.block_of):
-            memory.append(taken[block] if block >= 0 else allocate(self.temps[i]))
+        taken = take_all(self.blocks)
         try:
+            for i, block in enumerate(self.block_of):
+                memory.append(taken[block] if block >= 0 else allocate(self.temps[i]))
             if self.device is CPU:
                 self._run_now(memory)
             else:
                 self._run_queued(memory, keep)
-        except BaseException:
-            for i, block in enumerate(self.block_of):
+        except BaseException:  # memory may have run out half-way
+            for i, block in enumerate(self.block_of[: len(memory) - self.inputs]):
                 if block < 0:
                     self.temps[i].free.append(memory[self.inputs + i])
             raise
@@ -256,12 +256,20 @@ class Plan:
                 queue.submit(run_external, step, list(memory), keep=(keep, self))
 
 
-def _taken(c) -> int:
-    """A block of a size class."""
+def take_all(classes: Sequence) -> list[int]:
+    """A block of each size class; none is kept if one is not to be had."""
+    taken: list[int] = []
     try:
-        return c.free.pop()
-    except IndexError:
-        return c.fresh()
+        for c in classes:
+            try:
+                taken.append(c.free.pop())
+            except IndexError:
+                taken.append(c.fresh())
+    except BaseException:
+        for c, p in zip(classes, taken):
+            c.free.append(p)
+        raise
+    return taken
 
 
 def composed_entry(plan: Plan, results: dict[int, int]):
@@ -272,7 +280,7 @@ def composed_entry(plan: Plan, results: dict[int, int]):
 
     def entry(*slots):
         memory = list(slots[:count])
-        taken = [_taken(c) for c in blocks]
+        taken = take_all(blocks)
         for block, number in sources:
             memory.append(taken[block] if block >= 0 else slots[count + number])
         try:
@@ -303,7 +311,7 @@ def with_scratch(entry, classes: list):
         return run_one
 
     def run(*slots):
-        blocks = [c.free.pop() if c.free else c.fresh() for c in classes]
+        blocks = take_all(classes)
         try:
             entry(*slots[:-1], *blocks, slots[-1])
         finally:

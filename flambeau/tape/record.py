@@ -527,13 +527,12 @@ def _quick_code(kinds, grads_used, results) -> types.CodeType:
     if versions:
         test += f" or ({', '.join(versions)}{',' if len(versions) == 1 else ''}) != node.versions"
     lines += [f"    if {test}:", "        return None"]
-    for i in range(results):
-        lines += [f"    f{i} = s{i}.free", "    try:", f"        p{i} = f{i}.pop()", "    except IndexError:", f"        p{i} = s{i}.size_class.fresh()"]
-    lines.append(f"    entry({', '.join([*pointers, *(f'p{i}' for i in range(results))])}, block)")
-    for i in range(results):
-        lines += [f"    t{i} = new(Tensor)", f"    t{i}.spec = s{i}", f"    t{i}.ptr = p{i}", f"    t{i}.storage = m = new(Storage)",
+    for i in range(results):  # each block has an owner at once, for the case that the next one is not to be had
+        lines += [f"    f{i} = s{i}.free", "    try:", f"        p{i} = f{i}.pop()", "    except IndexError:", f"        p{i} = s{i}.size_class.fresh()",
+                  f"    t{i} = new(Tensor)", f"    t{i}.spec = s{i}", f"    t{i}.ptr = p{i}", f"    t{i}.storage = m = new(Storage)",
                   f"    m.ptr = p{i}", f"    m.free = f{i}", "    m.version = 0",
                   f"    t{i}.needs_grad = False", f"    t{i}.node = None", f"    t{i}._view = None"]
+    lines.append(f"    entry({', '.join([*pointers, *(f'p{i}' for i in range(results))])}, block)")
     lines.append(f"    return ({', '.join(f't{i}' for i in range(results))},)")
     scope: dict[str, Any] = {}
     exec(compile("\n".join(lines), "<flambeau tape>", "exec"), scope)
