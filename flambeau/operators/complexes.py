@@ -119,6 +119,7 @@ class imag(View):
         return np.imag(x)
 
     def samples(t):
+        yield case(t(3, 4, dtype="complex128"))
         yield case(t(3), raises=(RuntimeError, "must be complex"))
 
 
@@ -146,6 +147,7 @@ class view_as_real(View):
         return np.stack((np.real(x), np.imag(x)), -1)
 
     def samples(t):
+        yield case(t(3, 4, dtype="complex128"))
         yield case(t(3), raises=(RuntimeError, "must be complex"))
 
 
@@ -157,6 +159,7 @@ class view_as_complex(View):
     """
 
     methods = ()
+    reads_layout = True
 
     def signature(input: Tensor): ...
 
@@ -249,8 +252,8 @@ class polar(Pointwise):
 
     def vjp(g, out, abs, angle):
         ops = REGISTRY
-        turned = ops["mul"](out, 1j)
-        return pair_vjp(g, abs, angle, lambda: ops["mul"](g, conjugate(sgn(out))), lambda: ops["mul"](g, conjugate(turned)))
+        direction, turned = complex_(ops["cos"](angle), ops["sin"](angle)), ops["mul"](out, 1j)
+        return pair_vjp(g, abs, angle, lambda: ops["mul"](g, conjugate(direction)), lambda: ops["mul"](g, conjugate(turned)))
 
     def reference(size, phase):
         return size * np.exp(1j * phase)

@@ -18,6 +18,7 @@ from flambeau.operators.rules import (
     Elementwise,
     case,
     chain,
+    in_type_of,
     pair_samples,
     pair_vjp,
     unary_samples,
@@ -526,8 +527,9 @@ class xlogy(TimesLog):
         return k.select(y.is_nan(), y, k.select(x.eq(0.0), 0.0, x * vmath.log(k, y)))
 
     def vjp(g, out, input, other):
-        zero = REGISTRY["logical_and"](REGISTRY["eq"](input, 0), REGISTRY["le"](other, 0))
-        return pair_vjp(g, input, other, lambda: where(zero, 0, chain(g, log(other))), lambda: chain(g, true_divide(input, other)))
+        x, y = in_type_of(input, out), in_type_of(other, out)
+        zero = REGISTRY["logical_and"](REGISTRY["eq"](x, 0), REGISTRY["le"](y, 0))
+        return pair_vjp(g, input, other, lambda: where(zero, 0, chain(g, log(y))), lambda: chain(g, true_divide(x, y)))
 
     def reference(x, y):
         return np.where(np.asarray(x) == 0, 0.0, x * np.log(np.where(np.asarray(x) == 0, 1.0, y)))
@@ -543,9 +545,9 @@ class xlog1py(TimesLog):
         return k.select(y.is_nan(), y, k.select(x.eq(0.0), 0.0, x * vmath.log1p(k, y)))
 
     def vjp(g, out, input, other):
-        zero = REGISTRY["logical_and"](REGISTRY["eq"](input, 0), REGISTRY["le"](other, -1))
-        return pair_vjp(g, input, other, lambda: where(zero, 0, chain(g, log1p(other))),
-                        lambda: chain(g, true_divide(input, add(other, 1))))
+        x, y = in_type_of(input, out), in_type_of(other, out)
+        zero = REGISTRY["logical_and"](REGISTRY["eq"](x, 0), REGISTRY["le"](y, -1))
+        return pair_vjp(g, input, other, lambda: where(zero, 0, chain(g, log1p(y))), lambda: chain(g, true_divide(x, add(y, 1))))
 
     def reference(x, y):
         return np.where(np.asarray(x) == 0, 0.0, x * np.log1p(np.where(np.asarray(x) == 0, 1.0, y)))

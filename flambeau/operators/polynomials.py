@@ -159,7 +159,7 @@ class hermite_polynomial_h(Polynomial):
         return vmath.polynomial_hermite_h(k, x, n)
 
     def reference(x, n):
-        return scipy_special.eval_hermite(n, x)
+        return scipy_special.eval_hermite(np.asarray(n).astype(int), x)
 
 
 @declare
@@ -172,7 +172,7 @@ class hermite_polynomial_he(Polynomial):
         return vmath.polynomial_hermite_he(k, x, n)
 
     def reference(x, n):
-        return scipy_special.eval_hermitenorm(n, x)
+        return scipy_special.eval_hermitenorm(np.asarray(n).astype(int), x)
 
 
 @declare

@@ -74,6 +74,8 @@ def pair_vjp(g: Any, a: Any, b: Any, left: Callable, right: Callable) -> tuple:
 
 def conjugate(x: Any) -> Any:
     """The conjugate where x is complex; x itself otherwise."""
+    if isinstance(x, complex):
+        return x.conjugate()
     return REGISTRY["conj_physical"](x) if hasattr(x, "spec") and x.spec.dtype.is_complex else x
 
 
@@ -83,6 +85,16 @@ def chain(g: Any, derivative: Any) -> Any:
     So the branch that `where` did not take cannot poison the one it took.
     """
     return REGISTRY["chain_product"](g, conjugate(derivative))
+
+
+def in_type_of(x: Any, like: Any) -> Any:
+    """A number as a 0-dim tensor in the dtype of `like`, where rules compute with it alone; tensors stay.
+
+    By itself a run-time number would be computed in the default dtype, and not be a tensor when a rule runs op by op.
+    """
+    if takes_gradient(x):
+        return x
+    return REGISTRY["add"](REGISTRY["full"]((), 0, dtype=like.spec.dtype, device=like.spec.device), x)
 
 
 def zeros_like(x: Any) -> Any:

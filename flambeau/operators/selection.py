@@ -12,13 +12,13 @@ from flambeau.ir.op import REGISTRY, declare
 from flambeau.kernel.complexes import Complex, choose
 from flambeau.kernel.vmath import arithmetic as floats
 from flambeau.operators.arithmetic import mul
+from flambeau.operators.batched import aligned, element_ndim
 from flambeau.operators.rules import (
     Composed,
     Elementwise,
     binary_samples,
     case,
     common_type,
-    is_tensor,
     pair_samples,
     pair_vjp,
     sum_to,
@@ -106,6 +106,13 @@ class masked_fill(Elementwise):
     def lower(k, x, mask, value):
         return choose(k, mask, value, x)
 
+    def batch(size, dims, input, mask, value):
+        longest = max(element_ndim(input, dims[0]), element_ndim(mask, dims[1]))
+        input, mask = aligned(input, dims[0], longest), aligned(mask, dims[1], longest)
+        if dims[2] is None:
+            return masked_fill(input, mask, value), 0
+        return where(mask, REGISTRY["to_dtype"](aligned(value, 0, longest), input.spec.dtype), input), 0
+
     def vjp(g, out, input, mask, value):
         return (sum_to(where(mask, 0, g), input), None, sum_to(kept(mask, g), value))
 
@@ -132,7 +139,7 @@ def limit_samples(t):
     yield case(t(3, 5), t(5), t(3, 1))
     yield case(t(3, 5), 0.5, -0.5)
     yield case(t(0, 5), 0.0)
-    yield case(t(3), raises=(ValueError, "must not be None"))
+    yield case(t(3), raises=(RuntimeError, "must not be None"))
 
 
 @declare
@@ -153,18 +160,18 @@ class clamp(Elementwise):
 
     def vjp(g, out, input, min, max):
         ops = REGISTRY
-        inside = low_wins = high_wins = None
-        if min is not None:
-            inside, low_wins = ops["ge"](input, min), ops["lt"](input, min)
+        inside = None if min is None else ops["ge"](input, min)
         if max is not None:
-            below, high_wins = ops["le"](input, max), ops["gt"](input, max)
+            below = ops["le"](input, max)
             inside = below if inside is None else ops["logical_and"](inside, below)
-        if min is not None and max is not None:
-            low_wins = ops["logical_and"](low_wins, ops["lt"](min, max)) if is_tensor(min) or is_tensor(max) else low_wins
-            high_wins = ops["logical_or"](high_wins, ops["gt"](min, max)) if is_tensor(min) or is_tensor(max) else high_wins
-        return (sum_to(kept(inside, g), input),
-                sum_to(kept(low_wins, g), min) if takes_gradient(min) else None,
-                sum_to(kept(high_wins, g), max) if takes_gradient(max) else None)
+        of_low = of_high = None
+        if takes_gradient(min):
+            wins = ops["lt"](input, min)
+            of_low = sum_to(kept(wins if max is None else ops["logical_and"](wins, ops["lt"](min, max)), g), min)
+        if takes_gradient(max):
+            wins = ops["gt"](input, max)
+            of_high = sum_to(kept(wins if min is None else ops["logical_or"](wins, ops["lt"](max, min)), g), max)
+        return sum_to(kept(inside, g), input), of_low, of_high
 
     def reference(x, min=None, max=None):
         return np.clip(x, min, max)

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import math
 
-from flambeau.base.errors import UnsupportedError
 from flambeau.base.lazy import np, scipy_special
-from flambeau.core.spec import Spec
-from flambeau.ir.kinds import FLOAT, External
+from flambeau.ir.kinds import FLOAT
 from flambeau.ir.op import REGISTRY, Refused, declare
 from flambeau.kernel import vmath
+from flambeau.kernel.types import f64
 from flambeau.operators.arithmetic import add, mul, neg, reflected_divide, sub, true_divide
 from flambeau.operators.elementary import cos, exp, log, one_over
 from flambeau.operators.powers import square
-from flambeau.operators.rules import Composed, Elementwise, case, chain, pair_vjp, sum_to, takes_gradient, unary_samples
+from flambeau.operators.rules import Composed, Elementwise, case, chain, pair_vjp, sum_to, unary_samples
 from flambeau.operators.selection import where
 
 
@@ -40,28 +39,12 @@ class Positive(Special):
     domain = (0.1, 3.0)
 
 
-@declare
-class refused_gradient(External):
-    """Stands for a gradient that there is no formula for; raises when it is wanted."""
-
-    functions = ()
-    methods = ()
-
-    def signature(like: Tensor, reason): ...
-
-    def meta(op, like, reason):
-        return Spec.of(like.shape, like.dtype, like.device)
-
-    def run(ins, outs, args):
-        raise UnsupportedError(args[1])
-
-    vjp = Refused("it stands for a gradient that does not exist")
-
-    def reference(like, reason):
-        return np.zeros_like(like)
-
-    def samples(t):
-        return iter(())
+def slope_by_differences(k, function, a, scale):
+    """df/da by the difference of order four, in f64: about 1e-9 of the function over `scale`, the distance on which it changes."""
+    wide, step = a.to(f64), scale.to(f64) * 1e-3
+    near = function(wide + step) - function(wide - step)
+    far = function(wide + step * 2.0) - function(wide - step * 2.0)
+    return (near * (2.0 / 3.0) - far * (1.0 / 12.0)) / step
 
 
 # ---------------------------------------------------------------------- error functions
@@ -321,7 +304,7 @@ class mvlgamma(Composed):
         yield case(t(3), 0, raises=(RuntimeError, "greater than or equal to 1"))
 
 
-class Incomplete(Elementwise):
+class TwoPositive(Elementwise):
     kinds = "f"
     expensive = True
     domain = (0.1, 3.0)
@@ -334,15 +317,35 @@ class Incomplete(Elementwise):
         yield case(t(3), t(4), raises=(RuntimeError, "must broadcast"))
 
 
-def incomplete_gradients(g, a, x, sign: float):
-    """Gradients of the regularised incomplete gamma functions: of x by the integrand; there is none of a."""
-    density = exp(sub(sub(mul(sub(a, 1.0), log(x)), x), lgamma(a)))
-    of_a = refused_gradient(a, "igamma: the derivative in `input` (a) has no closed form here. Detach it, or differentiate numerically.")
-    return of_a if takes_gradient(a) else None, sum_to(mul(g, mul(density, sign)), x)
+class Slope(TwoPositive):
+    functions = ()
+    methods = ()
+    in_place = False
+    vjp = Refused("it is itself a derivative taken by differences")
 
 
 @declare
-class igamma(Incomplete):
+class igamma_slope(Slope):
+    """Derivative of the regularised lower incomplete gamma function in its first argument, by differences."""
+
+    def lower(k, a, x):
+        y = x.to(f64)
+        slope = slope_by_differences(k, lambda b: vmath.gammainc(k, b, y), a, k.minimum(a, 1.0))
+        return slope.to(a.type.element)
+
+    def reference(a, x):
+        h = 1e-6
+        return (scipy_special.gammainc(a + h, x) - scipy_special.gammainc(a - h, x)) / (2 * h)
+
+
+def incomplete_gradients(g, a, x, sign: float):
+    """Gradients of the regularised incomplete gamma functions: of x by the integrand, of a by differences."""
+    density = exp(sub(sub(mul(sub(a, 1.0), log(x)), x), lgamma(a)))
+    return sum_to(mul(g, mul(igamma_slope(a, x), sign)), a), sum_to(mul(g, mul(density, sign)), x)
+
+
+@declare
+class igamma(TwoPositive):
     """Regularised lower incomplete gamma function of (a, x) = (input, other)."""
 
     functions = ("igamma", "special.gammainc")
@@ -358,7 +361,7 @@ class igamma(Incomplete):
 
 
 @declare
-class igammac(Incomplete):
+class igammac(TwoPositive):
     """Regularised upper incomplete gamma function of (a, x) = (input, other)."""
 
     functions = ("igammac", "special.gammaincc")
@@ -373,17 +376,72 @@ class igammac(Incomplete):
         return scipy_special.gammaincc(a, x)
 
 
-@declare
-class zeta(Elementwise):
-    """Hurwitz zeta function: the sum of (k + other)**-input over k >= 0."""
-
+class Zeta(Elementwise):
     promotion = FLOAT
     kinds = "buif"
     expensive = True
-    functions = ("special.zeta",)
     methods = ()
     in_place = False
     domain = (1.5, 4.0)
+
+
+@declare
+class zeta_above(Zeta):
+    """zeta(input + shift, other): what derivatives of zeta are made of."""
+
+    functions = ()
+
+    def signature(input: Operand, other: Operand, shift): ...
+
+    def lower(k, s, q, shift):
+        return vmath.zeta(k, s + float(shift), q)
+
+    def vjp(g, out, input, other, shift):
+        return zeta_gradients(g, out, input, other, shift)
+
+    def reference(s, q, shift):
+        return scipy_special.zeta(s + shift, q)
+
+    def samples(t):
+        yield case(t(3, 4), t(3, 4), 1)
+
+
+@declare
+class zeta_slope(Zeta):
+    """Derivative of zeta(input + shift, other) in its first argument, by differences."""
+
+    functions = ()
+    vjp = Refused("it is itself a derivative taken by differences")
+
+    def signature(input: Operand, other: Operand, shift): ...
+
+    def lower(k, s, q, shift):
+        w, s = q.to(f64), s.to(f64) + float(shift)
+        slope = slope_by_differences(k, lambda b: vmath.zeta(k, b, w), s, k.minimum(s - 1.0, 1.0))
+        return slope.to(q.type.element)
+
+    def reference(s, q, shift):
+        h = 1e-6
+        return (scipy_special.zeta(s + shift + h, q) - scipy_special.zeta(s + shift - h, q)) / (2 * h)
+
+    samples = zeta_above.rules.samples
+
+
+def zeta_gradients(g, out, s, q, shift):
+    """Gradients of zeta(s + shift, q)."""
+
+    def of_q():
+        slope = mul(g, zeta_above(s, q, shift + 1))
+        return neg(add(mul(slope, s), slope, alpha=shift) if shift else mul(slope, s))
+
+    return pair_vjp(g, s, q, lambda: mul(g, zeta_slope(s, q, shift)), of_q)
+
+
+@declare
+class zeta(Zeta):
+    """Hurwitz zeta function: the sum of (k + other)**-input over k >= 0. The derivative in `input` is taken by differences."""
+
+    functions = ("special.zeta",)
 
     def signature(input: Operand, other: Operand): ...
 
@@ -391,9 +449,7 @@ class zeta(Elementwise):
         return vmath.zeta(k, s, q)
 
     def vjp(g, out, input, other):
-        refused = "zeta: the derivative in `input` has no closed form here. Detach it, or differentiate numerically."
-        return pair_vjp(g, input, other, lambda: refused_gradient(out, refused),
-                        lambda: neg(mul(g, mul(input, zeta(add(input, 1.0), other)))))
+        return zeta_gradients(g, out, input, other, 0)
 
     def reference(s, q):
         return scipy_special.zeta(s, q)
