@@ -111,9 +111,9 @@ def sides(case: Case, threads: int) -> tuple[Callable[[], None], Callable[[], No
     plan.operands = (a, b, ours)
     if case.batch == 1:
         a, b, result = a[0], b[0], theirs[0]
-        peer = lambda: torch.mm(a, b, out=result)  # noqa: E731
+        peer = lambda: torch.mm(a, b, out=result)
     else:
-        peer = lambda: torch.bmm(a, b, out=theirs)  # noqa: E731
+        peer = lambda: torch.bmm(a, b, out=theirs)
     plan()
     peer()
     scale = float(theirs.abs().to(torch.float64).mean()) + 1e-30

@@ -12,6 +12,7 @@ from flambeau.core import dtype as dtypes
 from flambeau.kernel import cache
 from flambeau.kernel import target as targets
 from flambeau.kernel.compile import compile_object
+from flambeau.runtime import launch as runtime
 from flambeau.templates.gemm import gemm
 from flambeau.templates.launch import Lowered
 
@@ -333,6 +334,24 @@ def test_other_machines_get_code(dtype):
                 for launch in lowered.launches:
                     text = launch.recipe.build(chosen, *launch.recipe.parameters).text()
                     assert compile_object(text, chosen).startswith(b"\x7fELF")
+
+
+def test_thread_pool_gives_the_same(rng):
+    threads = runtime.get_num_threads()
+    a, b = operand(rng, (300, 400), "row", "float32"), operand(rng, (400, 500), "row", "float32")
+    want, got = product(a, b, "float32"), np.zeros((300, 500), np.float32)
+    lowered = gemm(300, 500, 400, (400, 1), (500, 1), dtypes.float32, threads=2)
+    scratch = [np.zeros(size + 64, np.uint8) for size in lowered.scratch_bytes]
+    addresses = [a.ctypes.data, b.ctypes.data, got.ctypes.data] + [-(-s.ctypes.data // 64) * 64 for s in scratch]
+    runtime.set_num_threads(2)
+    try:
+        for launch in lowered.launches:
+            block = runtime.block(launch.params)
+            entry = runtime.entry(cache.address(launch.recipe.name, launch.recipe.parameters, launch.recipe.build))
+            entry(*(addresses[i] for i in launch.buffers), block.address)
+    finally:
+        runtime.set_num_threads(threads)
+    assert (got == want).all()
 
 
 def test_new_sizes_compile_nothing():
