@@ -274,13 +274,17 @@ class prod(Summation):
         return a & b if a.type.kind == "b" else a * b
 
     def vjp(g, out, input, dim, keepdim, dtype):
-        x = as_dtype(input, dtype)
-        shape = tuple(x.spec.shape)
-        if dim is None:
-            flat = REGISTRY["reshape"](x, (-1 if x.spec.numel else 0,))
-            g = REGISTRY["expand"](REGISTRY["reshape"](g, (1,)), tuple(flat.spec.shape))
-            return (to_type_of(REGISTRY["reshape"](REGISTRY["prod_gradient"](g, flat, 0), shape), input),)
-        return (to_type_of(REGISTRY["prod_gradient"](restore_dims(g, x, dim, keepdim), x, dim), input),)
+        ops, x = REGISTRY, as_dtype(input, dtype)
+        g = restore_dims(g, x, dim, keepdim)
+        dims = canonical_dims("prod", dim, x.spec.ndim)
+        if len(dims) == 1:
+            return (to_type_of(ops["prod_gradient"](g, x, dims[0]), input),)
+        order = (*(d for d in range(x.spec.ndim) if d not in dims), *dims)  # the reduced dims as one, at the end
+        moved = tuple(x.spec.shape[d] for d in order)
+        lines = (*moved[:len(moved) - len(dims)], count_of(x.spec.shape, dims))
+        g, x = (ops["reshape"](ops["permute"](v, order), lines) for v in (g, x))
+        found = ops["reshape"](ops["prod_gradient"](g, x, len(lines) - 1), moved)
+        return (to_type_of(ops["permute"](found, tuple(order.index(d) for d in range(len(order)))), input),)
 
     def reference(x, dim=None, keepdim=False, *, dtype=None):
         return np.prod(x, axis=numpy_dim(dim), keepdims=keepdim)
@@ -452,7 +456,8 @@ class Selected(Reduction):
     def meta(op, input, dim, keepdim):
         name = op.name.removesuffix("_dim")
         refuse_complex(name, input.dtype)
-        refuse_empty(name, input.shape, canonical_dim(name, dim, input.ndim))
+        canonical_dims(name, dim, input.ndim)
+        refuse_empty(name, input.shape, dim if input.ndim else 0)
         values = Reduction.meta(op, input, dim, keepdim)
         return values, values.with_dtype(int64)
 
