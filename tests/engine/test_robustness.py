@@ -17,7 +17,7 @@ import flambeau
 from flambeau.autograd.function import Function
 from flambeau.base.errors import OutOfMemoryError
 from flambeau.core.spec import Spec
-from flambeau.engine import eager
+from flambeau.engine import eager, plan
 from flambeau.ir.op import REGISTRY
 from flambeau.nn import functional
 from flambeau.runtime import allocator
@@ -177,6 +177,7 @@ def test_memory_that_runs_out_inside_an_op(little_memory) -> None:
         lambda: flambeau.stack((x, x)),
         lambda: x.reshape(3, -1).sort(1),
         lambda: x.reshape(1024, -1) @ x.reshape(-1, 1024),
+        lambda: x.cummax(0),  # has the memory for its values and not for its indices
         lambda: flambeau.stack((x, x)).sum(0) + flambeau.stack((x, x)).amax(0),
     ):
         for _ in range(3):
@@ -188,6 +189,20 @@ def test_memory_that_runs_out_inside_an_op(little_memory) -> None:
     assert flambeau.is_grad_enabled()
     assert in_use() == held
     assert (x[:4] + 1.0).tolist() == [2.0] * 4
+
+
+def test_blocks_are_taken_all_or_none() -> None:
+    class Nothing:
+        free: list = []
+
+        def fresh(self) -> int:
+            raise OutOfMemoryError("none")
+
+    size = allocator.size_class(96)
+    held = in_use()
+    with pytest.raises(OutOfMemoryError, match="none"):
+        plan.take_all([size, size, Nothing()])
+    assert in_use() == held
 
 
 def test_plans_and_specs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
