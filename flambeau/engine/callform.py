@@ -177,7 +177,7 @@ def make_function(op: Op, **replaced: Callable) -> Callable:
     if op.rules.fields:
         scope["Result"] = namedtuple(op.name, op.rules.fields)
         lines.append(f"    return Result(*slow(op, {everything}))")
-    elif op.outputs != 1 or op.rules.random:
+    elif op.outputs != 1:
         lines.append(f"    return slow(op, {everything})")
     else:
         lines += _fast_body(op, everything)

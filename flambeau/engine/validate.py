@@ -98,8 +98,6 @@ def reason_to_skip(op: Op) -> str:
     rules = op.rules
     if op.kind == VIEW:
         return "a view computes nothing"
-    if rules.random:
-        return "its values are random"
     if rules.reference is None or isinstance(rules.reference, Refused):
         return "it has no reference"
     return ""

@@ -1,8 +1,9 @@
 """vmap: every op on one more dim.
 
-By kind: pointwise ops broadcast, reductions shift their dims, views act behind the batch dim, composites run their body. Templates and
-libraries give a rule in their declaration: `batch = "leading"` (takes any leading dims) or a function
-`batch(size, in_dims, *args) -> (out, out_dim)`; without one the op runs once per element, and says so.
+By kind: pointwise ops broadcast, reductions shift their dims, views act behind the batch dim, composites run their body. Others say in
+their declaration how they take a batch dim: `batch = LEADING`, `batch = ALONG_DIM`, or a function `batch(size, dims, *args)` that returns
+(out, out_dim), where `dims` holds 0 for operands with a batch dim in front and None for the others. Without one the op runs once per
+element, and says so.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ import warnings
 from typing import Any
 
 from flambeau._tensor import Tensor
-from flambeau.core.layout import canonical_dims
+from flambeau.base.lazy import np
+from flambeau.core.dtype import result_type
+from flambeau.core.layout import canonical_dim, canonical_dims
 from flambeau.core.spec import Spec
 from flambeau.func.levels import Level, move_dim
 from flambeau.ir import bind
-from flambeau.ir.kinds import DERIVED, View, apply_view
+from flambeau.ir.kinds import ALONG_DIM, LEADING, View, apply_view, operand_entry
 from flambeau.ir.op import COMPOSITE, POINTWISE, REDUCTION, REGISTRY, VIEW, Op, Refused, declare
 from flambeau.operators.rules import case
 
@@ -37,12 +40,13 @@ class BatchLevel(Level):
         return self.wrap(value, 0, Spec.get(s.shape[1:], s.strides[1:], s.dtype, s.device))
 
     def process(self, op: Op, args: tuple) -> Any:
+        if op.rules.random:
+            return self._random(op, args)
         if not any(self.is_mine(t) for t in op.tensors(args)):
-            if op.rules.random and self.randomness == "error":
-                raise RuntimeError(f"vmap: {op.name} is random inside vmap. Pass randomness='different' or 'same'.")
-            if op.rules.random and self.randomness == "different":
-                return self._random(op, args)
             return bind.bind_below(op, args)
+        return self._by_rule(op, args)
+
+    def _by_rule(self, op: Op, args: tuple) -> Any:
         rule = op.rules.batch
         if isinstance(rule, Refused):
             raise NotImplementedError(f"vmap: {op.name}: {rule.reason}")
@@ -50,16 +54,18 @@ class BatchLevel(Level):
             dims = tuple(self._dims(a) for a in args)
             out, dim = rule(self.size, dims, *op.map_tensors(lambda x: self.unwrap(x)[0], args))
             return self._wrap_out(out, dim)
-        if rule == "leading":
-            return self._wrap_out(bind.bind_below(op, op.map_tensors(self._with_batch, args)))
-        if rule == DERIVED and op.kind == COMPOSITE:
+        if rule == LEADING:
+            return self._wrap_out(bind.bind_below(op, self._aligned(op, args)))
+        if rule == ALONG_DIM:
+            return self._along_dim(op, args)
+        if op.kind == COMPOSITE:
             with bind.pushed(self):
                 return op.rules.body(*args)
-        if rule == DERIVED and op.kind == POINTWISE and not op.rules.positional:
+        if op.kind == POINTWISE and not op.rules.positional:
             return self._pointwise(op, args)
-        if rule == DERIVED and op.kind == REDUCTION:
+        if op.kind == REDUCTION:
             return self._reduction(op, args)
-        if rule == DERIVED and op.kind == VIEW:
+        if op.kind == VIEW:
             value, _ = self.unwrap(args[0])
             return self.batched(REGISTRY["batched_view"](value, op.name, tuple(_frozen(a) for a in args[1:])))
         return self._loop(op, args)
@@ -79,13 +85,55 @@ class BatchLevel(Level):
         value, dim = self.unwrap(x)
         return value if dim is not None else REGISTRY["expand"](value, (self.size, *value.spec.shape))
 
-    def _random(self, op: Op, args: tuple) -> Any:
-        parts = [bind.bind_below(op, args) for _ in range(self.size)]
-        return self.batched(REGISTRY["stack"](tuple(parts), 0))
-
-    def _pointwise(self, op: Op, args: tuple) -> Any:
-        """Batch dims in front, and size-1 dims after them up to the longest operand."""
+    def _aligned(self, op: Op, args: tuple) -> tuple:
+        """Arguments with the batch dim in front of every tensor, and dims of size 1 behind it up to the longest of them."""
         longest = max(t.spec.ndim for t in op.tensors(args))
+
+        def align(x: Tensor) -> Tensor:
+            missing = longest - x.spec.ndim
+            x = self._with_batch(x)
+            return REGISTRY["reshape"](x, (self.size, *(1,) * missing, *x.spec.shape[1:])) if missing else x
+
+        return op.map_tensors(align, args)
+
+    def _along_dim(self, op: Op, args: tuple) -> Any:
+        """The op along the next dim; an element without dims counts as one of one element."""
+        at = next(i for i, p in enumerate(op.params) if p.name == "dim")
+        ndim = op.tensors(args)[0].spec.ndim
+        dim = canonical_dim(op.name, args[at], ndim) + 1
+
+        def line(x: Tensor) -> Tensor:
+            x = self._with_batch(x)
+            return x if ndim else REGISTRY["reshape"](x, (self.size, 1))
+
+        values = op.map_tensors(line, args)
+        out = bind.bind_below(op, (*values[:at], dim, *values[at + 1:]))
+        if not ndim:
+            flat = REGISTRY["reshape"]
+            out = tuple(flat(o, (self.size,)) for o in out) if isinstance(out, tuple) else flat(out, (self.size,))
+        return self._wrap_out(out)
+
+    def _random(self, op: Op, args: tuple) -> Any:
+        """Drawn by each element's place: all elements alike under 'same', by its place in the whole batch under 'different'."""
+        if self.randomness == "error":
+            raise RuntimeError(f"vmap: called random operation while in randomness error mode ({op.name}). Please either use the 'same' "
+                               f"or 'different' randomness flags on vmap or perform the randomness operation out of vmap.")
+        mine = any(self.is_mine(t) for t in op.tensors(args))
+        if self.randomness == "same":
+            return self._loop(op, args, silent=True) if mine else bind.bind_below(op, args)
+        at = next((i for i, p in enumerate(op.params) if p.name == "size"), None)
+        if at is not None:
+            return self._pointwise(op, (*args[:at], (self.size, *args[at]), *args[at + 1:]), len(args[at]))
+        return self._pointwise(op, args if mine else (self.batched(self._with_batch(args[0])), *args[1:]))
+
+    def _pointwise(self, op: Op, args: tuple, rank: int = 0) -> Any:
+        """Batch dims in front, and size-1 dims after them up to the longest operand (or `rank`, if that is more)."""
+        tensors = op.tensors(args)
+        longest = max([rank, *(t.spec.ndim for t in tensors)])
+        entries = [operand_entry(t.spec) for t in tensors]
+        common = None
+        if op.rules.types is None and len({d for d, _, _ in entries}) > 1 and any(not n for _, n, _ in entries):
+            common = result_type(entries)
 
         def align(x: Tensor) -> Tensor:
             value, dim = self.unwrap(x)
@@ -93,6 +141,8 @@ class BatchLevel(Level):
                 return value
             missing = longest - (value.spec.ndim - 1)
             if missing:
+                if common is not None and value.spec.ndim == 1 and value.spec.dtype is not common:
+                    value = REGISTRY["to_dtype"](value, common)  # 0-dim operands yield to others in promotion; a batch of them would not
                 value = REGISTRY["reshape"](value, (self.size, *(1,) * missing, *value.spec.shape[1:]))
             return value
 
@@ -100,16 +150,17 @@ class BatchLevel(Level):
 
     def _reduction(self, op: Op, args: tuple) -> Any:
         value, _ = self.unwrap(args[0])
-        dims = tuple(d + 1 for d in canonical_dims(op.name, args[1], value.spec.ndim - 1))
+        single = isinstance(args[1], int)
         if value.spec.ndim == 1:  # a number per element: reduce a dim of size 1
+            canonical_dims(op.name, args[1], 0)
             value = REGISTRY["unsqueeze"](value, 1)
-            dims = (1,)
-            return self._wrap_out(bind.bind_below(op, (value, dims, False, *args[3:])))
-        return self._wrap_out(bind.bind_below(op, (value, dims, *args[2:])))
+            return self._wrap_out(bind.bind_below(op, (value, 1 if single else (1,), False, *args[3:])))
+        dims = tuple(d + 1 for d in canonical_dims(op.name, args[1], value.spec.ndim - 1))
+        return self._wrap_out(bind.bind_below(op, (value, dims[0] if single else dims, *args[2:])))
 
-    def _loop(self, op: Op, args: tuple) -> Any:
+    def _loop(self, op: Op, args: tuple, silent: bool = False) -> Any:
         """One call per element."""
-        if op.name not in _warned:
+        if not silent and op.name not in _warned:
             _warned.add(op.name)
             warnings.warn(f"vmap: {op.name} has no batch rule and runs once per element.", stacklevel=3)
 
@@ -157,7 +208,7 @@ class batched_view(View):
         return (level._with_batch(found),)
 
     def reference(x, name, attributes):
-        return x
+        return np.stack([REGISTRY[name].rules.reference(row, *attributes) for row in x])
 
     def samples(t):
         yield case(t(2, 3, 4), "transpose", (0, 1))

@@ -28,6 +28,8 @@ from flambeau.ir.tracing import trace
 NOT_DIFFERENTIABLE = Refused("its result is piecewise constant or not a number", silent=True)
 LINEAR = "linear"  # jvp: the op itself applied to the tangents
 DERIVED = "derived"  # jvp: by transposing the vjp; batch: by the kind's own rule or by decomposition
+LEADING = "leading"  # batch: operands take more dims in front, and elements along those are independent
+ALONG_DIM = "along_dim"  # batch: works on every line along its parameter `dim` by itself
 
 
 class Declaration:
@@ -42,7 +44,7 @@ class Declaration:
     numbers_only = True  # whether all operands may be Python numbers
     no_gradient: Sequence[int] = ()  # outputs that carry no gradient although they are floats
     outputs = 1
-    random = False  # whether its values come from the random stream
+    random = False  # whether its values are drawn: functions of its `seed`, its `offset` and elements' places
     reads_layout = False  # whether its result depends on the input's strides (as_strided)
     positional_values = False  # whether values depend on an element's place in the whole tensor, so that vmap cannot see one element alone
     fields: Sequence[str] = ()  # names of several outputs: the public function returns a named tuple

@@ -20,6 +20,14 @@ def behind(dim: int, ndim: int) -> int:
     return dim % max(1, ndim) + 1
 
 
+def aligned(x: Any, dim: Any, ndim: int) -> Any:
+    """x with dims of size 1 behind its batch dim, if it has one, so that elements of up to `ndim` dims broadcast."""
+    missing = ndim - (x.spec.ndim - 1)
+    if dim is None or not missing:
+        return x
+    return REGISTRY["reshape"](x, (x.spec.shape[0], *(1,) * missing, *x.spec.shape[1:]))
+
+
 def element_ndim(x: Any, dim: Any) -> int:
     return x.spec.ndim - (dim is not None)
 

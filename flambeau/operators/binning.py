@@ -15,6 +15,7 @@ from flambeau.core.layout import canonical_dim
 from flambeau.core.spec import NumberSpec, Spec
 from flambeau.ir.kinds import NOT_DIFFERENTIABLE, Composite, Template
 from flambeau.ir.op import REGISTRY, declare
+from flambeau.operators.batched import element_ndim, front
 from flambeau.operators.reduction import as_dtype
 from flambeau.operators.rules import case
 from flambeau.operators.sorting import sort
@@ -38,6 +39,17 @@ class search_rows(Template):
     def lower(op, target, threads, sequence, values, sorter, right, out_int32):
         out = Spec.of(values.shape, int32 if out_int32 else int64, values.device)
         return kernels.search(sequence, values, out, right=bool(right), sorter=sorter, target=target)
+
+    def batch(size, dims, sequence, values, sorter, right, out_int32):
+        ops, n = REGISTRY, element_ndim(sequence, dims[0])
+        if n == 1 and dims[0] is None and (sorter is None or dims[2] is None):
+            return search_rows(sequence, values, sorter, right, out_int32), 0
+        rows, wide = front(sequence, dims[0], size), front(values, dims[1], size)
+        order = None if sorter is None else front(sorter, dims[2], size)
+        if n > 1:
+            return search_rows(rows, wide, order, right, out_int32), 0
+        line = ops["reshape"](wide, (size, wide.spec.numel // size))
+        return ops["reshape"](search_rows(rows, line, order, right, out_int32), tuple(wide.spec.shape)), 0
 
     def reference(sequence, values, sorter=None, right=False, out_int32=False):
         side = "right" if right else "left"
@@ -148,6 +160,16 @@ class tally(Template):
     def lower(op, target, threads, positions, weights, size):
         out = op.rules.meta(op, positions, weights, size)
         return kernels.tally(positions, weights, out, target=target)
+
+    def batch(count, dims, positions, weights, size):
+        """Every element of the batch has bins of its own in one row of them."""
+        ops = REGISTRY
+        spot = ops["reshape"](front(positions, dims[0], count), (count, -1))
+        inside = ops["logical_and"](ops["ge"](spot, 0), ops["lt"](spot, size))
+        spot = ops["where"](inside, ops["add"](spot, ops["iota"]((count, 1), 0, size)), -1)
+        if weights is not None:
+            weights = ops["reshape"](front(weights, dims[1], count), (count * spot.spec.shape[1],))
+        return ops["reshape"](tally(ops["reshape"](spot, (spot.spec.numel,)), weights, count * size), (count, size)), 0
 
     def reference(positions, weights, size):
         inside = (positions >= 0) & (positions < size)

@@ -28,6 +28,7 @@ class random_dropout(Pointwise):
     functions = ()
     methods = ()
     in_place = False
+    random = True
     positional = True
     expensive = True
 

@@ -9,6 +9,7 @@ from flambeau.core.spec import Spec
 from flambeau.ir.kinds import LINEAR, Assemble, Composite, Piece, common_device
 from flambeau.ir.op import REGISTRY, declare
 from flambeau.operators.assemble import join_type, view_scatter
+from flambeau.operators.batched import front
 from flambeau.operators.rules import case, common_type, conjugate, sum_to, to_type_of
 
 
@@ -153,6 +154,9 @@ class block_diag_join(Assemble):
     methods = ()
     base = 0
 
+    def batch(size, dims, base, tensors):
+        return block_diag_join(front(base, dims[0], size), tuple(front(x, d, size) for x, d in zip(tensors, dims[1]))), 0
+
     def signature(base: Tensor, tensors: Tensors): ...
 
     def meta(op, base, tensors):
@@ -161,15 +165,15 @@ class block_diag_join(Assemble):
     def pieces(op, out, base, tensors):
         found, row, col = [], 0, 0
         for i, s in enumerate(tensors):
-            found.append(Piece(1 + i, tuple(s.shape), out.strides, row * out.strides[0] + col * out.strides[1]))
-            row, col = row + s.shape[0], col + s.shape[1]
+            found.append(Piece(1 + i, tuple(s.shape), out.strides, row * out.strides[-2] + col * out.strides[-1]))
+            row, col = row + s.shape[-2], col + s.shape[-1]
         return found
 
     def vjp(g, out, base, tensors):
         ops, found, row, col = REGISTRY, [], 0, 0
         for x in tensors:
-            rows, cols = x.spec.shape
-            found.append(to_type_of(ops["narrow"](ops["narrow"](g, 0, row, rows), 1, col, cols), x))
+            rows, cols = x.spec.shape[-2:]
+            found.append(to_type_of(ops["narrow"](ops["narrow"](g, -2, row, rows), -1, col, cols), x))
             row, col = row + rows, col + cols
         rest = g
         if tensors:

@@ -17,7 +17,7 @@ from flambeau.base.lazy import np, scipy_linalg
 from flambeau.core.dtype import int32
 from flambeau.core.layout import broadcast_shapes
 from flambeau.core.spec import Spec
-from flambeau.ir.kinds import Composite, External
+from flambeau.ir.kinds import LEADING, Composite, External
 from flambeau.ir.op import REGISTRY, declare
 from flambeau.operators.matmul import adjoint, matrix_product
 from flambeau.operators.rules import case, sum_to
@@ -111,6 +111,7 @@ def regular_samples(t: Callable, *shape: int):
 class Factorisation(External):
     functions = ()
     methods = ()
+    batch = LEADING
 
 
 # ------------------------------------------------------------------ inverse

@@ -12,6 +12,7 @@ from flambeau.core.spec import Spec
 from flambeau.ir.indexmap import IndexMap
 from flambeau.ir.kinds import Indexing, Moved, Read
 from flambeau.ir.op import REGISTRY, declare
+from flambeau.operators.batched import front
 from flambeau.operators.indexed import whole
 from flambeau.operators.losses import Loss, chosen, logsigmoid, np_reduced, reduced, zero_below
 from flambeau.operators.reduction import coordinate
@@ -34,6 +35,12 @@ class pick_class(Indexing):
     def access(op, input, target):
         rows = tuple(() if d == 1 or n == 1 else ((d if d == 0 else d - 1, 1),) for d, n in enumerate(input.shape))
         return Read(IndexMap(rows, (0,) * input.ndim), (Moved(1, whole(target.shape), 1, False, POSITION.number),))
+
+    def batch(size, dims, input, target):
+        input, target = front(input, dims[0], size), front(target, dims[1], size)
+        rows = size * input.spec.shape[1]
+        found = pick_class(REGISTRY["reshape"](input, (rows, *input.spec.shape[2:])), REGISTRY["reshape"](target, (rows, *target.spec.shape[2:])))
+        return REGISTRY["reshape"](found, tuple(target.spec.shape)), 0
 
     def vjp(g, out, input, target):
         shape = tuple(target.spec.shape)

@@ -12,6 +12,7 @@ from flambeau.base.lazy import np
 from flambeau.core.spec import Spec
 from flambeau.ir.kinds import Composite, External
 from flambeau.ir.op import REGISTRY, Refused, declare
+from flambeau.operators.batched import front
 from flambeau.operators.losses import chosen, reduced
 from flambeau.operators.rules import case
 
@@ -131,6 +132,12 @@ class ctc_gradient(External):
     def run(ins, outs, args):
         outs[0][...] = ctc_gradient_values(*ins, *args[5:])
 
+    def batch(size, dims, g, *args):
+        log_probs, *rest = merged_samples(size, dims[1:5], *args[:4])
+        found = ctc_gradient(REGISTRY["reshape"](front(g, dims[0], size), (log_probs.spec.shape[1],)), log_probs, *rest, *args[4:])
+        frames, samples, classes = found.spec.shape
+        return REGISTRY["reshape"](found, (frames, size, samples // size, classes)), 1
+
     vjp = Refused("the second derivative of ctc_loss is not derived; PyTorch has none either")
 
     def reference(g, log_probs, targets, input_lengths, target_lengths, blank=0, zero_infinity=False):
@@ -138,6 +145,16 @@ class ctc_gradient(External):
 
     def samples(t):
         yield case(t(2), *ctc_sample(t))
+
+
+def merged_samples(size, dims, log_probs, targets, input_lengths, target_lengths) -> tuple:
+    """A batch of batches as one: [B, T, N, C] becomes [T, B N, C], labels and lengths [B, N, ...] become [B N, ...]."""
+    ops = REGISTRY
+    scores = ops["permute"](front(log_probs, dims[0], size), (1, 0, 2, 3))
+    frames, _, samples, classes = scores.spec.shape
+    lines = [front(x, d, size) for x, d in zip((targets, input_lengths, target_lengths), dims[1:])]
+    flat = [ops["reshape"](x, (size * x.spec.shape[1], *x.spec.shape[2:])) for x in lines]
+    return ops["reshape"](scores, (frames, size * samples, classes)), *flat
 
 
 def ctc_sample(t) -> tuple:
@@ -159,6 +176,10 @@ class ctc_terms(External):
 
     def run(ins, outs, args):
         outs[0][...] = ctc_values(*ins, *args[4:])
+
+    def batch(size, dims, *args):
+        found = ctc_terms(*merged_samples(size, dims[:4], *args[:4]), *args[4:])
+        return REGISTRY["reshape"](found, (size, found.spec.shape[0] // size)), 0
 
     def vjp(g, out, log_probs, targets, input_lengths, target_lengths, blank, zero_infinity):
         return ctc_gradient(g, log_probs, targets, input_lengths, target_lengths, blank, zero_infinity), None, None, None

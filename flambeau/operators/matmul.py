@@ -15,6 +15,7 @@ from flambeau.core.layout import broadcast_shapes, expand_strides, view_strides
 from flambeau.core.spec import Spec
 from flambeau.ir.kinds import Composite, Pointwise, Template, common_device
 from flambeau.ir.op import REGISTRY, declare
+from flambeau.operators.batched import aligned, element_ndim
 from flambeau.operators.rules import case, sum_to
 from flambeau.templates.gemm import gemm
 
@@ -87,6 +88,14 @@ class matrix_product(Template):
             bias_stride=None if bias is None else (bias.strides[0] if bias.shape[0] > 1 else 1),
             threads=threads,
         )
+
+    def batch(size, dims, a, b, bias, wide):
+        longest = max(element_ndim(a, dims[0]), element_ndim(b, dims[1]))
+        found = matrix_product(aligned(a, dims[0], longest), aligned(b, dims[1], longest), bias if dims[2] is None else None, wide)
+        if bias is not None and dims[2] is not None:
+            line = REGISTRY["reshape"](bias, (size, *(1,) * (longest - 1), bias.spec.shape[1]))
+            found = REGISTRY["add"](found, line)
+        return found, 0
 
     def vjp(g, out, a, b, bias, wide):
         if g.spec.dtype is not a.spec.dtype:

@@ -6,7 +6,7 @@ from flambeau.base.lazy import np
 from flambeau.core.dtype import bool_, int64
 from flambeau.core.spec import Spec
 from flambeau.ir.kinds import NOT_DIFFERENTIABLE, Pointwise, Template
-from flambeau.ir.op import declare
+from flambeau.ir.op import Refused, declare
 from flambeau.kernel.types import f64, i64
 from flambeau.operators.rules import case
 from flambeau.templates.compact import compact
@@ -31,6 +31,7 @@ class true_places(Template):
         return compact(mask.numel)
 
     vjp = NOT_DIFFERENTIABLE
+    batch = Refused("how many places there are differs from element to element. Use where(mask, x, other), or masks as they are")
 
     def reference(mask, count):
         return np.flatnonzero(mask)

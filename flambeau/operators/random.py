@@ -34,6 +34,7 @@ class Random(Pointwise):
     functions = ()
     methods = ()
     in_place = False
+    random = True
     positional = True
     expensive = True
     vjp = NOT_DIFFERENTIABLE

@@ -17,7 +17,7 @@ from flambeau.core.dtype import bool_, complex128, float32, float64, int64
 from flambeau.core.dtype import dtype as DType
 from flambeau.core.layout import canonical_dim
 from flambeau.core.spec import Spec
-from flambeau.ir.kinds import Composite, Template, sum_type
+from flambeau.ir.kinds import ALONG_DIM, Composite, Template, sum_type
 from flambeau.ir.op import REGISTRY, declare
 from flambeau.kernel import vmath
 from flambeau.kernel.complexes import Complex, complex_const
@@ -42,6 +42,7 @@ class Scan(Template):
 
     functions = ()
     methods = ()
+    batch = ALONG_DIM
 
     def signature(input: Tensor, dim, reverse=False, exclusive=False): ...
 
@@ -135,6 +136,7 @@ class linear_scan(Template):
 
     functions = ()
     methods = ()
+    batch = ALONG_DIM
 
     def signature(factor: Tensor, term: Tensor, dim, reverse=False, exclusive=False): ...
 
@@ -285,6 +287,7 @@ class RunningExtreme(Template):
 
     outputs = 2
     fields = ("values", "indices")
+    batch = ALONG_DIM
 
     def signature(input: Tensor, dim): ...
 
@@ -379,6 +382,8 @@ def log_add_exp(k, x: Complex, y: Complex) -> Complex:
 @declare
 class logcumsumexp(Template):
     """log of the running sum of exp(input) along `dim`, relative to the largest element so far. Dtypes: floating and complex."""
+
+    batch = ALONG_DIM
 
     def signature(input: Tensor, dim): ...
 

@@ -11,7 +11,7 @@ from flambeau.base.lazy import np
 from flambeau.core.dtype import int64
 from flambeau.core.layout import canonical_dim
 from flambeau.core.spec import Spec
-from flambeau.ir.kinds import NOT_DIFFERENTIABLE, Composite, Template
+from flambeau.ir.kinds import ALONG_DIM, NOT_DIFFERENTIABLE, Composite, Template
 from flambeau.ir.op import REGISTRY, declare
 from flambeau.operators.reduction import coordinate, refuse_complex, refuse_empty, to_selected
 from flambeau.operators.rules import case
@@ -23,6 +23,7 @@ class Ordering(Template):
 
     outputs = 2
     fields = ("values", "indices")
+    batch = ALONG_DIM
 
 
 def pair_of(shape, input: Spec) -> tuple[Spec, Spec]:

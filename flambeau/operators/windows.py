@@ -16,9 +16,10 @@ from flambeau.base.errors import InternalError
 from flambeau.base.lazy import np
 from flambeau.core.dtype import dtype as DType
 from flambeau.core.spec import Spec
-from flambeau.ir.kinds import LINEAR, Template, View
+from flambeau.ir.kinds import LEADING, LINEAR, Template, View
 from flambeau.ir.op import REGISTRY, declare
 from flambeau.kernel.types import bf16, f16
+from flambeau.operators.batched import front
 from flambeau.operators.rules import case
 from flambeau.templates.windows import pad_lines, window_sums
 
@@ -46,6 +47,7 @@ class padded(Template):
 
     functions = ()
     methods = ()
+    batch = LEADING
 
     def signature(input: Tensor, lows, sizes, value=0): ...
 
@@ -159,6 +161,7 @@ class window_sum(Template):
 
     functions = ()
     methods = ()
+    batch = LEADING
 
     def signature(g: Tensor, sizes, stride, padding, dilation): ...
 
@@ -216,6 +219,12 @@ class window_pick(Template):
         shape = (*g.shape[:g.ndim - len(sizes)], *sizes)
         strides = (*g.strides, *(0,) * len(sizes))
         return window_sums((*g.shape, *kernel), strides, shape, stride, padding, dilation, g.dtype.name, picked=True)
+
+    def batch(size, dims, g, indices, *attributes):
+        g, indices = front(g, dims[0], size), front(indices, dims[1], size)
+        if g.spec.strides != indices.spec.strides:
+            g, indices = REGISTRY["contiguous_copy"](g), REGISTRY["contiguous_copy"](indices)
+        return window_pick(g, indices, *attributes), 0
 
     def vjp(g, out, input, indices, sizes, kernel, stride, padding, dilation):
         rank = len(sizes)

@@ -310,7 +310,7 @@ def test_vmap(name: str) -> None:
             in_dims = tuple(0 if i < mapped else None for i in range(len(batched)))
             with warnings.catch_warnings():
                 warnings.filterwarnings("error", message="vmap")
-                got = vmap(call.flat, in_dims=in_dims)(*batched)
+                got = vmap(call.flat, in_dims=in_dims, randomness="same")(*batched)
             for e in range(2):
                 wanted = call.flat(*[b.select(0, e) if i < mapped else b for i, b in enumerate(batched)])
                 same([g.select(0, e) for g in got], wanted, call.what, 1e-6)
