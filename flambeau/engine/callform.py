@@ -31,7 +31,7 @@ _namespace: dict[str, Any] = {}
 def install(tensor: type, storage: type, record: Callable, grad_mode: Any, watching: list, finish_out: Callable) -> None:
     """The tensor layer registers its classes, the tape (`watching`: anomaly mode is on), and how `out=` is filled."""
     _namespace.update(
-        Tensor=tensor, Storage=storage, record=record, new=object.__new__, MODES=MODES, miss=miss, slow=slow,
+        execute=eager.execute, Tensor=tensor, Storage=storage, record=record, new=object.__new__, MODES=MODES, miss=miss, slow=slow,
         finish_out=finish_out, grad_mode=grad_mode, watching=watching,
     )
     set_form_maker("function", make_function)
@@ -53,6 +53,8 @@ def miss(op: Op, args: tuple) -> Any:
         if info.view is not None:
             spec = info.specs[0]
             op.plans[key] = (spec, info.view[2] * spec.dtype.itemsize, info)
+        elif info.plan is not None and op.outputs != 1:
+            op.plans[key] = info
         elif info.plan is not None and info.plan.fast is not None:
             op.plans[key] = (*info.plan.fast, info)
     return result
@@ -174,11 +176,10 @@ def make_function(op: Op, **replaced: Callable) -> Callable:
     if takes_out:
         filled = f"finish_out(slow(op, {everything}), out, op)"
         lines += ["    if out is not None:", f"        return {'Result(*' + filled + ')' if op.rules.fields else filled}"]
-    if op.rules.fields:
-        scope["Result"] = namedtuple(op.name, op.rules.fields)
-        lines.append(f"    return Result(*slow(op, {everything}))")
-    elif op.outputs != 1:
-        lines.append(f"    return slow(op, {everything})")
+    if op.outputs != 1:
+        if op.rules.fields:
+            scope["Result"] = namedtuple(op.name, op.rules.fields)
+        lines += _several_body(op, everything)
     else:
         lines += _fast_body(op, everything)
     source = "\n".join(lines)
@@ -194,9 +195,23 @@ def _identifier(name: str) -> str:
     return name if name.isidentifier() else "_op"
 
 
-def _fast_body(op: Op, everything: str) -> list[str]:
+def _several_body(op: Op, everything: str) -> list[str]:
+    """The body for several outputs: the plan is found as on the fast path, and run the general way."""
+    keys, _, _, before = _key_lines(op, everything)
+
+    def answer(call: str) -> str:
+        return f"return Result(*{call})" if op.rules.fields else f"return {call}"
+
+    before = [line.replace(f"return miss(op, {everything})", answer(f"miss(op, {everything})")).replace(
+        f"return slow(op, {everything})", answer(f"slow(op, {everything})")) for line in before]
+    return ["    if MODES:", "        " + answer(f"slow(op, {everything})"), "    try:", *before, f"        info = plans[{', '.join(keys)}]",
+            "    except (KeyError, AttributeError, TypeError):", "        " + answer(f"miss(op, {everything})"),
+            "    " + answer(f"execute(info, {everything})")]
+
+
+def _key_lines(op: Op, everything: str) -> tuple[list[str], list[str], list[str], list[str]]:
+    """Expressions of the plan key, of the operands' slots, of whether each needs a gradient; and the lines that prepare them."""
     keys, pointers, needs, before = [], [], [], []
-    guard = ["MODES"]
     for p in op.params:
         n = p.name
         if p.role == "Tensor":
@@ -238,8 +253,13 @@ def _fast_body(op: Op, everything: str) -> list[str]:
             pointers.append(f"*p_{n}")
         else:
             keys.append(n)
+    return keys, pointers, needs, before
+
+
+def _fast_body(op: Op, everything: str) -> list[str]:
+    keys, pointers, needs, before = _key_lines(op, everything)
     key = ", ".join(keys)
-    lines = [f"    if {' or '.join(guard)}:", f"        return slow(op, {everything})", "    try:", *before]
+    lines = ["    if MODES:", f"        return slow(op, {everything})", "    try:", *before]
     lines.append(f"        {'spec, offset, info' if op.kind == VIEW else 'entry, spec, block, info'} = plans[{key}]")
     lines += ["    except (KeyError, AttributeError, TypeError):", f"        return miss(op, {everything})"]
     first = op.params[0].name
