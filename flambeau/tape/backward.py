@@ -165,7 +165,7 @@ def _watched(node, slots: list, create_graph: bool) -> list:
         if extras.where:
             e.add_note(f"while running the backward of {node.name()}, called at:\n{extras.where}")
         raise
-    if extras.where is not None and tape._anomaly:
+    if extras.where is not None and tape._anomaly and tape.nan_check[-1]:
         _check_nan(node, found)
     for hook in list(extras.hooks.values()):
         changed = hook(tuple(found), tuple(slots))
@@ -177,7 +177,7 @@ def _watched(node, slots: list, create_graph: bool) -> list:
 def _check_nan(node, found: list) -> None:
     for i, g in enumerate(found):
         if g is not None and bool(REGISTRY["any"](REGISTRY["isnan"](g)).item()):
-            raise RuntimeError(f"detect_anomaly: {node.name()} returned nan values in gradient {i}. The op was called at:\n{node.where}")
+            raise RuntimeError(f"detect_anomaly: Function '{node.name()}' returned nan values in its {i}th output. The op was called at:\n{node.where}")
 
 
 def _apply_hooks(hooks: dict, g: Any) -> Any:

@@ -39,19 +39,20 @@ class _Analysis:
 class Saved:
     """A tensor kept for backward: an output is kept without its history (the node is that), so that no node keeps itself alive."""
 
-    __slots__ = ("value", "output", "version", "unpack")
+    __slots__ = ("edge", "output", "unpack", "value", "version")
 
     def __init__(self, x: Any, output: int | None):
-        self.output, self.unpack = output, None
+        self.output, self.unpack, self.edge = output, None, None
         self.version = x.storage.version if x.storage is not None else None
         self.value = x if output is None else tape.saved_alias(x, history=False)
         if tape.saved_hooks:
             pack, self.unpack = tape.saved_hooks[-1]
+            self.edge = tape.edge_of(x)
             self.value = pack(self.value)
 
     def get(self, node: CustomNode) -> Any:
         """The tensor, with its history. Raises: RuntimeError if it was written to since."""
-        x = self.value if self.unpack is None else self.unpack(self.value)
+        x = self.value if self.unpack is None else tape.with_edge(self.unpack(self.value), self.edge if self.output is None else None)
         if self.unpack is None and self.version is not None and x.storage.version != self.version:
             raise RuntimeError(
                 f"backward: a tensor of shape {list(x.spec.shape)} that {node.name()} saved has been modified by an inplace operation: it is at version "
@@ -96,7 +97,10 @@ def attach(
     title: str,
     no_gradient: frozenset[int] = frozenset(),
 ) -> bool:
-    """Make `node` the history of `outs` if grad mode is on and an input needs it. `inputs` are tensors or anything else (no edge)."""
+    """Make `node` the history of `outs` if grad mode is on and an input needs it. `inputs` are tensors or anything else (no edge).
+
+    `run` must not hold the node (it would keep itself alive); a subclass may define `backward` instead.
+    """
     edges = tuple(tape.edge_of(x) if hasattr(x, "spec") and x.spec.dtype.is_inexact else None for x in inputs)
     node.differentiable = frozenset()
     if not mode.enabled or all(e is None for e in edges):

@@ -27,6 +27,7 @@ from flambeau.ir.op import REGISTRY, Op, Refused
 
 _sequence = itertools.count()
 _anomaly: list = []  # not empty: ops are taped the long way; the last one's text, if any, says where an op was called (anomaly mode)
+nan_check: list = [True]  # whether anomaly mode looks for NaN in gradients
 saved_hooks: list = []  # (pack, unpack) pairs for what nodes save; whoever adds one adds to `_anomaly` too
 
 
@@ -280,6 +281,8 @@ class Node:
         first = len(analysis.mask)
         for i, used in enumerate(analysis.used[: first + len(self.out_specs)]):
             v = next(it) if used else None
+            if type(v) is Packed and i < first:
+                v = with_edge(_as_tensor(v), self.edges[i])
             if v is not None and i >= first:
                 v = _as_tensor(v).detach()
                 if create_graph:
@@ -311,6 +314,17 @@ class Packed:
     def __init__(self, x: Any):
         pack, self.unpack = saved_hooks[-1]
         self.value = pack(x)
+
+
+def with_edge(x: Any, edge: tuple | None) -> Any:
+    """A tensor that was unpacked, with the history it had when it was saved."""
+    if edge is None:
+        return x
+    if edge[0] is None:
+        return edge[1]
+    x = x.detach()
+    x.node, x.needs_grad = edge, True
+    return x
 
 
 def _as_tensor(v: Any) -> Any:
