@@ -70,6 +70,7 @@ class _Node(FunctionCtx, CustomNode):
         self.non_differentiable: tuple = ()
         self.materialize_grads = True
         self.needs_input_grad: tuple = ()
+        self.layout: tuple = ()  # specs of the arguments, specs of the tensor outputs, where those stand, how many outputs there are
 
     @property
     def saved_tensors(self) -> tuple:
@@ -80,6 +81,9 @@ class _Node(FunctionCtx, CustomNode):
 
     def apply(self, *grads: Any) -> Any:
         return self._function.backward(self, *grads)
+
+    def backward(self, grads: list, create_graph: bool) -> list:
+        return _run_backward(self._function, self, grads, *self.layout)
 
 
 BackwardCFunction = _Node
@@ -160,11 +164,8 @@ def _taped(cls: type, ctx: Any, args: tuple, output: Any) -> Any:
     no_gradient = frozenset(j for j, t in enumerate(originals) if any(t is x for x in ctx.non_differentiable))
     specs = [a.spec.plain() if isinstance(a, Tensor) else None for a in args]
 
-    def run(grads: list) -> list:
-        return _run_backward(cls, ctx, grads, specs, outs_specs, tensor_at, len(values))
-
-    outs_specs = [o.spec.plain() for o in outs]
-    taped = custom.attach(ctx, args, outs, run, cls.__name__ + "Backward", no_gradient)
+    ctx.layout = (specs, [o.spec.plain() for o in outs], tensor_at, len(values))
+    taped = custom.attach(ctx, args, outs, None, cls.__name__ + "Backward", no_gradient)
     if taped:
         positions = {id(t): j for j, t in enumerate(originals)}
         ctx.saved = tuple(
