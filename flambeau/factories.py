@@ -22,14 +22,15 @@ from flambeau.core.device import CPU, as_device
 from flambeau.core.dtype import BY_NAME, dtype, dtype_of_number, float32, float64, get_default_dtype, int64, promote_types
 from flambeau.core.formats import memory_format, preserve_format, strides_in
 from flambeau.core.layout import contiguous_strides, has_internal_overlap
-from flambeau.core.symbolic import as_size
 from flambeau.core.spec import Size, Spec
+from flambeau.core.symbolic import as_size
 from flambeau.interop.arrays import from_numpy
 from flambeau.ir.kinds import dense_strides_like
 from flambeau.ir.op import REGISTRY
 
 __all__ = [
-    "arange", "as_tensor", "asarray", "empty", "empty_like", "empty_permuted", "empty_strided", "eye", "full", "full_like", "linspace", "logspace",
+    "arange", "as_tensor", "asarray", "empty", "empty_like", "empty_permuted", "empty_strided", "eye", "full", "full_like", "linspace",
+    "logspace",
     "ones", "ones_like", "range", "scalar_tensor", "tensor", "tril_indices", "triu_indices", "zeros", "zeros_like",
 ]
 _python_range = range
@@ -57,7 +58,8 @@ def finished(t: Tensor, requires_grad: bool, out: Tensor | None = None) -> Tenso
     """`out` filled, or the tensor marked."""
     if out is not None:
         if has_internal_overlap(out.spec.shape, out.spec.strides):
-            raise RuntimeError(message("out", "unsupported operation: more than one element of out refers to a single memory location", f"{out.spec}"))
+            raise RuntimeError(message("out", "unsupported operation: more than one element of out refers to a single memory location",
+                                       f"{out.spec}"))
         if out.shape != t.shape:
             out.resize_(t.shape)
         return out.copy_(t)
@@ -72,7 +74,8 @@ def _filled(size: tuple[int, ...], value: Any, d: dtype, device: Any) -> Tensor:
 _FULL = REGISTRY["full"]
 
 
-def empty(*size: Any, out: Tensor | None = None, dtype: dtype | None = None, layout: Any = None, device: Any = None, requires_grad: bool = False,
+def empty(*size: Any, out: Tensor | None = None, dtype: dtype | None = None, layout: Any = None, device: Any = None,
+          requires_grad: bool = False,
           pin_memory: bool = False, memory_format: Any = None) -> Tensor:
     """A tensor whose values are not set."""
     if not size and memory_format is None:
@@ -83,12 +86,14 @@ def empty(*size: Any, out: Tensor | None = None, dtype: dtype | None = None, lay
     return finished(tensor_of(spec), requires_grad, out)
 
 
-def zeros(*size: Any, out: Tensor | None = None, dtype: dtype | None = None, layout: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
+def zeros(*size: Any, out: Tensor | None = None, dtype: dtype | None = None, layout: Any = None, device: Any = None,
+          requires_grad: bool = False) -> Tensor:
     """A tensor of zeros."""
     return finished(_filled(sizes_of(size), 0, dtype or get_default_dtype(), device), requires_grad, out)
 
 
-def ones(*size: Any, out: Tensor | None = None, dtype: dtype | None = None, layout: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
+def ones(*size: Any, out: Tensor | None = None, dtype: dtype | None = None, layout: Any = None, device: Any = None,
+         requires_grad: bool = False) -> Tensor:
     """A tensor of ones."""
     return finished(_filled(sizes_of(size), 1, dtype or get_default_dtype(), device), requires_grad, out)
 
@@ -103,7 +108,8 @@ def full(size: Any, fill_value: Any, *, out: Tensor | None = None, dtype: dtype 
         fill_value = fill_value.item()
     d = dtype or (out.dtype if out is not None else dtype_of_number(fill_value))
     if d.kind in "iu" and isinstance(fill_value, int) and not _fits(fill_value, d):
-        raise RuntimeError(message("full", f"fill_value must fit {d.name} (value cannot be converted to type {d.name} without overflow)", fill_value))
+        raise RuntimeError(message("full", f"fill_value must fit {d.name} (value cannot be converted to type {d.name} without overflow)",
+                                   fill_value))
     return finished(_filled(sizes_of((size,)), fill_value, d, device), requires_grad, out)
 
 
@@ -149,7 +155,8 @@ def ones_like(input: Tensor, *, dtype: dtype | None = None, layout: Any = None, 
     return _filled_like(input, 1, dtype, device, memory_format, requires_grad)
 
 
-def full_like(input: Tensor, fill_value: Any, *, dtype: dtype | None = None, layout: Any = None, device: Any = None, requires_grad: bool = False,
+def full_like(input: Tensor, fill_value: Any, *, dtype: dtype | None = None, layout: Any = None, device: Any = None,
+              requires_grad: bool = False,
               memory_format: Any = None) -> Tensor:
     """One value in the input's shape and dtype."""
     if hasattr(fill_value, "item"):
@@ -157,23 +164,27 @@ def full_like(input: Tensor, fill_value: Any, *, dtype: dtype | None = None, lay
     return _filled_like(input, fill_value, dtype, device, memory_format, requires_grad)
 
 
-def empty_strided(size: Any, stride: Any, *, dtype: dtype | None = None, layout: Any = None, device: Any = None, requires_grad: bool = False,
+def empty_strided(size: Any, stride: Any, *, dtype: dtype | None = None, layout: Any = None, device: Any = None,
+                  requires_grad: bool = False,
                   pin_memory: bool = False) -> Tensor:
     """A tensor with given strides whose values are not set."""
     shape, strides = sizes_of((size,)), tuple(int(n) for n in stride)
     if len(shape) != len(strides) or any(n < 0 for n in strides):
-        raise RuntimeError(message("empty_strided", "stride must give one non-negative step per dim (dimensionality of sizes and strides must match)",
+        raise RuntimeError(message("empty_strided", "stride must give one non-negative step per dim (dimensionality of sizes and strides "
+                                                    "must match)",
                                    f"{list(shape)} and {list(strides)}"))
     return finished(tensor_of(Spec.get(shape, strides, dtype or get_default_dtype(), as_device(device))), requires_grad)
 
 
-def empty_permuted(size: Any, physical_layout: Any, *, dtype: dtype | None = None, layout: Any = None, device: Any = None, requires_grad: bool = False,
+def empty_permuted(size: Any, physical_layout: Any, *, dtype: dtype | None = None, layout: Any = None, device: Any = None,
+                   requires_grad: bool = False,
                    pin_memory: bool = False) -> Tensor:
     """A dense tensor whose dims lie in memory in the order of `physical_layout`, whose values are not set."""
     shape, order = sizes_of((size,)), tuple(int(n) for n in physical_layout)
     if sorted(order) != list(_python_range(len(shape))):
-        raise RuntimeError(message("empty_permuted", f"physical_layout must name each of {len(shape)} dims once (Number of dimensions in size does not match, "
-                                   f"dimension out of range, or duplicate dim not allowed)", list(order)))
+        raise RuntimeError(message("empty_permuted", f"physical_layout must name each of {len(shape)} dims once (Number of dimensions in "
+                                                     "size does not match, dimension out of range, or duplicate dim not "
+                                                     "allowed)", list(order)))
     strides, step = [0] * len(shape), 1
     for d in reversed(order):
         strides[d] = step
@@ -205,7 +216,8 @@ def arange(start: Any, end: Any = None, step: Any = 1, *, out: Tensor | None = N
     if not all(math.isfinite(x) for x in (start, end, step)):
         raise RuntimeError(message("arange", "bounds must be finite (unsupported range)", f"{start} -> {end}"))
     if (end - start) * step < 0:
-        raise RuntimeError(message("arange", "bounds must be consistent with step (upper bound and lower bound inconsistent with step sign)",
+        raise RuntimeError(message("arange", "bounds must be consistent with step (upper bound and lower bound inconsistent with step "
+                                             "sign)",
                                    f"{start} -> {end}, step {step}"))
     d = dtype or (out.dtype if out is not None else int64 if whole else get_default_dtype())
     if whole:
@@ -227,7 +239,8 @@ def arange(start: Any, end: Any = None, step: Any = 1, *, out: Tensor | None = N
     return finished(t, requires_grad, out)
 
 
-def range(start: Any, end: Any = None, step: Any = 1, *, out: Tensor | None = None, dtype: dtype | None = None, layout: Any = None,  # noqa: A001
+def range(start: Any, end: Any = None, step: Any = 1, *, out: Tensor | None = None, dtype: dtype | None = None, layout: Any = None,
+
           device: Any = None, requires_grad: bool = False) -> Tensor:
     """Numbers from `start` up to and including `end` by `step`."""
     if end is None:
@@ -244,7 +257,8 @@ def range(start: Any, end: Any = None, step: Any = 1, *, out: Tensor | None = No
 def _bound(op: str, x: Any) -> Any:
     if isinstance(x, Tensor):
         if x.ndim:
-            raise RuntimeError(message(op, "bounds must be numbers or 0-dim tensors (only supports 0-dimensional start and end tensors)", f"shape {list(x.shape)}"))
+            raise RuntimeError(message(op, "bounds must be numbers or 0-dim tensors (only supports 0-dimensional start and end tensors)",
+                                       f"shape {list(x.shape)}"))
         return x.item()
     return x.item() if hasattr(x, "item") else x
 
@@ -260,7 +274,8 @@ def _space_type(start: Any, end: Any, given: dtype | None) -> dtype:
     return get_default_dtype().to_complex() if isinstance(start, complex) or isinstance(end, complex) else get_default_dtype()
 
 
-def linspace(start: Any, end: Any, steps: int, *, out: Tensor | None = None, dtype: dtype | None = None, layout: Any = None, device: Any = None,
+def linspace(start: Any, end: Any, steps: int, *, out: Tensor | None = None, dtype: dtype | None = None, layout: Any = None,
+             device: Any = None,
              requires_grad: bool = False) -> Tensor:
     """`steps` numbers from `start` to `end`, both included, evenly spaced."""
     start, end = _bound("linspace", start), _bound("linspace", end)
@@ -286,7 +301,8 @@ def _spaced(start: Any, end: Any, steps: int, d: dtype, device: Any) -> Tensor:
     return REGISTRY["spaced"](steps, float(start), float(end), float(step), dtype=d, device=as_device(device))
 
 
-def logspace(start: Any, end: Any, steps: int, base: float = 10.0, *, out: Tensor | None = None, dtype: dtype | None = None, layout: Any = None,
+def logspace(start: Any, end: Any, steps: int, base: float = 10.0, *, out: Tensor | None = None, dtype: dtype | None = None,
+             layout: Any = None,
              device: Any = None, requires_grad: bool = False) -> Tensor:
     """`base` to the power of `steps` numbers from `start` to `end`, evenly spaced."""
     start, end = _bound("logspace", start), _bound("logspace", end)
@@ -300,7 +316,8 @@ def logspace(start: Any, end: Any, steps: int, base: float = 10.0, *, out: Tenso
         if d.is_integral:
             start, end = int(start), int(end)
         step = (end - start) / (steps - 1) if steps > 1 else 0.0
-        powers = REGISTRY["spaced"](int(steps), float(start), float(end if steps != 1 else start), float(step), dtype=float64, device=as_device(device))
+        powers = REGISTRY["spaced"](int(steps), float(start), float(end if steps != 1 else start), float(step), dtype=float64,
+                                    device=as_device(device))
     t = REGISTRY["power"](_filled((), base, float64 if not d.is_complex else d, device), powers)
     return finished(t if t.dtype is d else REGISTRY["to_dtype"](t, d), requires_grad, out)
 
@@ -311,7 +328,8 @@ def eye(n: int, m: int | None = None, *, out: Tensor | None = None, dtype: dtype
     m = n if m is None else m
     if n < 0 or m < 0:
         raise RuntimeError(message("eye", "n and m must not be negative (n must be greater or equal to 0)", f"{n}, {m}"))
-    return finished(REGISTRY["identity_matrix"](int(n), int(m), dtype=dtype or get_default_dtype(), device=as_device(device)), requires_grad, out)
+    return finished(REGISTRY["identity_matrix"](int(n), int(m), dtype=dtype or get_default_dtype(), device=as_device(device)),
+                    requires_grad, out)
 
 
 def _triangle_indices(row: int, col: int, offset: int, upper: bool, d: dtype | None, device: Any) -> Tensor:
@@ -336,18 +354,21 @@ def triu_indices(row: int, col: int, offset: int = 0, *, dtype: dtype | None = N
 
 
 # ------------------------------------------------------------------ from Python data
-_CODES = {"bool": "B", "uint8": "B", "int8": "b", "int16": "h", "int32": "i", "int64": "q", "float32": "f", "float64": "d", "complex64": "f",
+_CODES = {"bool": "B", "uint8": "B", "int8": "b", "int16": "h", "int32": "i", "int64": "q", "float32": "f", "float64": "d",
+          "complex64": "f",
           "complex128": "d"}
 
 
 def tensor(data: Any, *, dtype: dtype | None = None, device: Any = None, requires_grad: bool = False, pin_memory: bool = False) -> Tensor:
     """A new tensor with a copy of `data`: a number, nested sequences, an array or a tensor.
 
-    Dtypes: inferred from the values (floats: the default dtype) unless told. Raises: ValueError for ragged data, TypeError for what is no number.
+    Dtypes: inferred from the values (floats: the default dtype) unless told. Raises: ValueError for ragged data, TypeError for what is no
+    number.
     """
     kind = type(data)
     if kind is float or kind is int and -(1 << 31) < data < 1 << 31 and (dtype is None or dtype.kind not in "iu"):
-        t = _filled((), data, dtype or (get_default_dtype() if kind is float else int64), None) if dtype is None or dtype.kind in "fc" else _copied(data, dtype)
+        t = _filled((), data, dtype or (get_default_dtype() if kind is float else int64),
+                    None) if dtype is None or dtype.kind in "fc" else _copied(data, dtype)
     else:
         t = _copied(data, dtype)
     if device is not None and as_device(device) is not t.device:
@@ -372,7 +393,8 @@ def _copied(data: Any, d: dtype | None) -> Tensor:
         flat = [x.item() if isinstance(x, Tensor) else x for x in flat]
     found = d or (_infer(flat) if flat else get_default_dtype())
     if d is None and found is int64 and not all(-(1 << 63) <= x < 1 << 63 for x in flat):
-        raise ValueError(message("tensor", "ints must fit int64 (Overflow when unpacking long long)", "one that does not", "Give dtype=float64."))
+        raise ValueError(message("tensor", "ints must fit int64 (Overflow when unpacking long long)", "one that does not",
+                                 "Give dtype=float64."))
     return _packed(tuple(shape), flat, found)
 
 
@@ -386,7 +408,8 @@ def _from_array(x: Any) -> Tensor:
 
     x = np.asarray(x)
     if x.dtype.name not in BY_NAME:
-        raise TypeError(message("tensor", f"can't convert np.ndarray of type {x.dtype}: the dtype must be one of {', '.join(BY_NAME)}", x.dtype))
+        raise TypeError(message("tensor", f"can't convert np.ndarray of type {x.dtype}: the dtype must be one of {', '.join(BY_NAME)}",
+                                x.dtype))
     return from_numpy(np.array(x, order="C") if any(s < 0 for s in x.strides) or not x.flags.writeable else x)
 
 
@@ -396,7 +419,8 @@ def _as_sequence(data: Any) -> Any:
     if hasattr(data, "__float__"):
         return float(data)
     kind = TypeError if isinstance(data, str) else RuntimeError
-    raise kind(message("tensor", "data must be numbers, nested sequences of them, an array or a tensor (Could not infer dtype)", type(data).__name__))
+    raise kind(message("tensor", "data must be numbers, nested sequences of them, an array or a tensor (Could not infer dtype)",
+                       type(data).__name__))
 
 
 def _flatten(data: Any, depth: int, shape: list[int], flat: list[Any]) -> None:
@@ -405,10 +429,12 @@ def _flatten(data: Any, depth: int, shape: list[int], flat: list[Any]) -> None:
         n = len(data)
         if len(shape) == depth:
             if flat:
-                raise TypeError(message("tensor", f"nested data must have one depth: a number is expected at depth {depth}", type(data).__name__))
+                raise TypeError(message("tensor", f"nested data must have one depth: a number is expected at depth {depth}",
+                                        type(data).__name__))
             shape.append(n)
         elif shape[depth] != n:
-            raise ValueError(message("tensor", f"nested sequences must have one length at dim {depth} (expected sequence of length {shape[depth]} at dim {depth})",
+            raise ValueError(message("tensor", f"nested sequences must have one length at dim {depth} (expected sequence of length "
+                                               f"{shape[depth]} at dim {depth})",
                                      f"{n}", "Pad the shorter ones."))
         if depth + 1 == len(shape) and n and set(map(type, data)) <= _NUMBERS:
             flat.extend(data)
@@ -417,7 +443,8 @@ def _flatten(data: Any, depth: int, shape: list[int], flat: list[Any]) -> None:
             _flatten(x, depth + 1, shape, flat)
         return
     if depth != len(shape):
-        raise TypeError(message("tensor", f"nested data must have one depth: a sequence of length {shape[depth]} is expected at dim {depth} (not a sequence)",
+        raise TypeError(message("tensor", f"nested data must have one depth: a sequence of length {shape[depth]} is expected at dim "
+                                          f"{depth} (not a sequence)",
                                 type(data).__name__))
     if not isinstance(data, (int, float, complex, Tensor)):
         if hasattr(data, "item"):
@@ -427,7 +454,8 @@ def _flatten(data: Any, depth: int, shape: list[int], flat: list[Any]) -> None:
         elif hasattr(data, "__float__"):
             data = float(data)
         else:
-            raise ValueError(message("tensor", f"elements must be numbers (too many dimensions '{type(data).__name__}')", type(data).__name__))
+            raise ValueError(message("tensor", f"elements must be numbers (too many dimensions '{type(data).__name__}')",
+                                     type(data).__name__))
     flat.append(data)
 
 
@@ -460,9 +488,11 @@ def _packed(shape: tuple[int, ...], flat: list[Any], d: dtype) -> Tensor:
         raise RuntimeError(message("tensor", f"values must fit {d.name} (value cannot be converted to type {d.name} without overflow)",
                                    next((x for x in flat if not _fits(x, d)), "one that does not"))) from None
     except ValueError:
-        raise RuntimeError(message("tensor", f"values must fit {d.name} (value cannot be converted to type {d.name} without overflow)", "NaN")) from None
+        raise RuntimeError(message("tensor", f"values must fit {d.name} (value cannot be converted to type {d.name} without overflow)",
+                                   "NaN")) from None
     except TypeError:
-        raise TypeError(message("tensor", f"values must convert to {d.name} without losing a part (must be real number, not complex)", "complex numbers")) from None
+        raise TypeError(message("tensor", f"values must convert to {d.name} without losing a part (must be real number, not complex)",
+                                "complex numbers")) from None
     ctypes.memmove(t.ptr, raw, t.spec.numel * d.itemsize)
     return t
 
@@ -522,7 +552,8 @@ def as_tensor(data: Any, dtype: dtype | None = None, device: Any = None) -> Tens
 def asarray(obj: Any, *, dtype: dtype | None = None, device: Any = None, copy: bool | None = None, requires_grad: bool = False) -> Tensor:
     """`obj` as a tensor. `copy`: True always copies, False never does (ValueError where it would have to)."""
     t = as_tensor(obj, dtype, device)
-    shares = isinstance(obj, Tensor) and t.storage is obj.storage or (_is_array(obj) and not isinstance(obj, Tensor) and hasattr(t.storage, "owner"))
+    shares = isinstance(obj, Tensor) and t.storage is obj.storage or (_is_array(obj) and not isinstance(obj, Tensor) and hasattr(t.storage,
+                                                                                                                                 "owner"))
     if copy is False and not shares:
         raise ValueError(message("asarray", "copy=False needs memory that can be shared as it is (can't alias)", type(obj).__name__))
     if copy and shares:
@@ -542,25 +573,30 @@ def new_tensor(self: Tensor, data: Any, *, dtype: dtype | None = None, device: A
 def new_empty(self: Tensor, *size: Any, dtype: dtype | None = None, device: Any = None, requires_grad: bool = False, layout: Any = None,
               pin_memory: bool = False) -> Tensor:
     """A tensor of `size` whose values are not set, in this tensor's dtype and device unless told."""
-    return empty(sizes_of(_named(size)), dtype=dtype or self.dtype, device=self.device if device is None else device, requires_grad=requires_grad)
+    return empty(sizes_of(_named(size)), dtype=dtype or self.dtype, device=self.device if device is None else device,
+                 requires_grad=requires_grad)
 
 
-def new_empty_strided(self: Tensor, size: Any, stride: Any, dtype: dtype | None = None, layout: Any = None, device: Any = None, pin_memory: bool = False,
+def new_empty_strided(self: Tensor, size: Any, stride: Any, dtype: dtype | None = None, layout: Any = None, device: Any = None,
+                      pin_memory: bool = False,
                       requires_grad: bool = False) -> Tensor:
     """As `empty_strided`, in this tensor's dtype and device unless told."""
-    return empty_strided(size, stride, dtype=dtype or self.dtype, device=self.device if device is None else device, requires_grad=requires_grad)
+    return empty_strided(size, stride, dtype=dtype or self.dtype, device=self.device if device is None else device,
+                         requires_grad=requires_grad)
 
 
 def new_zeros(self: Tensor, *size: Any, dtype: dtype | None = None, device: Any = None, requires_grad: bool = False, layout: Any = None,
               pin_memory: bool = False) -> Tensor:
     """Zeros of `size` in this tensor's dtype and device unless told."""
-    return zeros(sizes_of(_named(size)), dtype=dtype or self.dtype, device=self.device if device is None else device, requires_grad=requires_grad)
+    return zeros(sizes_of(_named(size)), dtype=dtype or self.dtype, device=self.device if device is None else device,
+                 requires_grad=requires_grad)
 
 
 def new_ones(self: Tensor, *size: Any, dtype: dtype | None = None, device: Any = None, requires_grad: bool = False, layout: Any = None,
              pin_memory: bool = False) -> Tensor:
     """Ones of `size` in this tensor's dtype and device unless told."""
-    return ones(sizes_of(_named(size)), dtype=dtype or self.dtype, device=self.device if device is None else device, requires_grad=requires_grad)
+    return ones(sizes_of(_named(size)), dtype=dtype or self.dtype, device=self.device if device is None else device,
+                requires_grad=requires_grad)
 
 
 def new_full(self: Tensor, size: Any, fill_value: Any, *, dtype: dtype | None = None, device: Any = None, requires_grad: bool = False,

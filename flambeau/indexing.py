@@ -1,7 +1,7 @@
 """`x[key]` and `x[key] = value`: Python's and NumPy's indexing in terms of view and index ops.
 
-Ints, slices (a negative step gives a copy), None, Ellipsis and bools are one view; tensors, lists and arrays of ints or bools are one `index` on top of it.
-Also here: what depends on where values are true (nonzero, masked_select), which has to look at values first.
+Ints, slices (a negative step gives a copy), None, Ellipsis and bools are one view; tensors, lists and arrays of ints or bools are one
+`index` on top of it. Also here: what depends on where values are true (nonzero, masked_select), which has to look at values first.
 
     x[1:, None, ..., -1]        a view
     x[[2, 0], mask]             a copy
@@ -97,7 +97,8 @@ def _row(x: Tensor, i: int) -> Tensor:
             raise IndexError("index: invalid index of a 0-dim tensor. Use `tensor.item()` for its value.")
         if len(_row_specs) > _MOST:
             _row_specs.clear()
-        found = _row_specs[spec] = Spec.get(spec.shape[1:], spec.strides[1:], spec.dtype, spec.device), spec.strides[0] * spec.dtype.itemsize
+        found = _row_specs[spec] = Spec.get(spec.shape[1:], spec.strides[1:], spec.dtype,
+                                            spec.device), spec.strides[0] * spec.dtype.itemsize
     n = spec.shape[0]
     if not -n <= i < n:
         raise IndexError(f"index: index must be in [{-n}, {n - 1}], got {i} (index {i} is out of bounds for dimension 0 with size {n}).")
@@ -194,8 +195,8 @@ def _as_index(p: Any) -> Any:
         return p.__index__()
     if isinstance(p, str):
         raise TypeError(f"index: indices must be ints, slices or tensors, got the string {p!r}.")
-    raise IndexError(f"index: indices must be ints, slices, None, Ellipsis, bools, tensors, arrays or lists, got {type(p).__name__} (only integers, slices (`:`), "
-                     f"ellipsis (`...`), None and long or byte Variables are valid indices).")
+    raise IndexError(f"index: indices must be ints, slices, None, Ellipsis, bools, tensors, arrays or lists, got {type(p).__name__} (only "
+                     "integers, slices (`:`), ellipsis (`...`), None and long or byte Variables are valid indices).")
 
 
 def _consumes(p: Any) -> int:
@@ -220,8 +221,8 @@ def _slice_item(s: slice, n: int) -> tuple[tuple, bool]:
 def _check_mask(mask: Tensor, x: Tensor, d: int) -> None:
     for i, n in enumerate(mask.spec.shape):
         if n != x.spec.shape[d + i]:
-            raise IndexError(f"index: a mask must have the sizes of the dims it indexes: the shape of the mask {list(mask.spec.shape)} at index {i} does not match "
-                             f"the shape of the indexed tensor {list(x.spec.shape)} at index {d + i}.")
+            raise IndexError(f"index: a mask must have the sizes of the dims it indexes: the shape of the mask {list(mask.spec.shape)} at "
+                             f"index {i} does not match the shape of the indexed tensor {list(x.spec.shape)} at index {d + i}.")
 
 
 def coordinates(tensors: list) -> list:
@@ -266,7 +267,8 @@ def setitem(self: Tensor, key: Any, value: Any) -> None:
     if not isinstance(value, (bool, int, float, complex, Tensor)):
         value = value.item() if hasattr(value, "item") and not getattr(value, "ndim", 0) else as_tensor(value, device=self.device)
     if tensors and flipped:
-        raise IndexError("setitem: a negative step beside index tensors cannot be assigned to. Assign to x.flip(...) of a copy, or index with tensors only.")
+        raise IndexError("setitem: a negative step beside index tensors cannot be assigned to. Assign to x.flip(...) of a copy, or index "
+                         "with tensors only.")
     if not tensors:
         if isinstance(value, Tensor):
             value = _without_leading_ones(value, view.spec.ndim)
@@ -339,7 +341,8 @@ def argwhere(input: Tensor) -> Tensor:
 def masked_select(input: Tensor, mask: Tensor, *, out: Tensor | None = None) -> Tensor:
     """The elements where a bool mask (broadcast with the input) is true, as a vector."""
     if mask.spec.dtype is not bool_:
-        raise RuntimeError(f"masked_select: mask must be bool, got {mask.spec.dtype.name} (masked_select: expected BoolTensor for mask). Use mask != 0.")
+        raise RuntimeError(f"masked_select: mask must be bool, got {mask.spec.dtype.name} (masked_select: expected BoolTensor for mask). "
+                           "Use mask != 0.")
     if input.spec.shape != mask.spec.shape:
         shape = broadcast_shapes("masked_select", input.spec.shape, mask.spec.shape)
         input, mask = REGISTRY["expand"](input, shape), REGISTRY["expand"](mask, shape)

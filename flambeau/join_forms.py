@@ -17,7 +17,8 @@ from flambeau.ir.op import REGISTRY
 from flambeau.shape_forms import atleast_1d, atleast_2d, atleast_3d, flatten, meshgrid, plain_sizes, strided_place
 
 __all__ = [
-    "as_strided_scatter", "block_diag", "cartesian_prod", "column_stack", "combinations", "cross", "diag", "diagflat", "dstack", "hstack", "index_put", "index_put_",
+    "as_strided_scatter", "block_diag", "cartesian_prod", "column_stack", "combinations", "cross", "diag", "diagflat", "dstack", "hstack",
+    "index_put", "index_put_",
     "nonzero_static", "repeat_interleave", "row_stack", "scatter", "take_along_dim", "tile", "vander", "vstack", "where",
 ]
 
@@ -52,7 +53,9 @@ def dstack(tensors: Any, *, out: Tensor | None = None) -> Tensor:
 
 def column_stack(tensors: Any, *, out: Tensor | None = None) -> Tensor:
     """Tensors joined along dim 1, vectors as columns."""
-    found = tuple(x if x.spec.ndim > 1 else REGISTRY["view" if x.spec.contiguous else "reshape"](x, (x.spec.numel, 1)) for x in _list("column_stack", tensors))
+    found = tuple(x if x.spec.ndim > 1 else REGISTRY["view" if x.spec.contiguous else "reshape"](x, (x.spec.numel,
+                                                                                                     1)) for x in _list("column_stack",
+                                                                                                                        tensors))
     return REGISTRY["cat"](found, 1, out=out)
 
 
@@ -103,7 +106,8 @@ def repeat_interleave(input: Tensor, repeats: Any = None, dim: int | None = None
     """
     if repeats is None:
         counts = _counts(input)
-        return tensor(list(itertools.chain.from_iterable(itertools.repeat(i, n) for i, n in enumerate(counts))), dtype=int64, device=input.device)
+        return tensor(list(itertools.chain.from_iterable(itertools.repeat(i, n) for i, n in enumerate(counts))), dtype=int64,
+                      device=input.device)
     if dim is None:
         input, dim = flatten(input), 0
     elif not input.spec.ndim:
@@ -113,7 +117,8 @@ def repeat_interleave(input: Tensor, repeats: Any = None, dim: int | None = None
             counts = _counts(repeats)
             n = input.spec.shape[dim]
             if len(counts) != n:
-                raise RuntimeError(message("repeat_interleave", f"repeats must have the same size as input along dim {dim}, {n}", len(counts)))
+                raise RuntimeError(message("repeat_interleave", f"repeats must have the same size as input along dim {dim}, {n}",
+                                           len(counts)))
             places = repeat_interleave(repeats)
             return REGISTRY["index_select"](input, dim, places)
         repeats = int(repeats.item())
@@ -139,7 +144,8 @@ def diag(input: Tensor, diagonal: int = 0, *, out: Tensor | None = None) -> Tens
     if input.spec.ndim == 1:
         return REGISTRY["diag_embed"](input, diagonal, out=out)
     if input.spec.ndim != 2:
-        raise RuntimeError(message("diag", "the input must have 1 or 2 dims (diag(): Supports 1D or 2D tensors)", f"shape {list(input.shape)}"))
+        raise RuntimeError(message("diag", "the input must have 1 or 2 dims (diag(): Supports 1D or 2D tensors)",
+                                   f"shape {list(input.shape)}"))
     return REGISTRY["contiguous_copy"](REGISTRY["diagonal"](input, diagonal, 0, 1), out=out)
 
 
@@ -186,7 +192,8 @@ def _indices(indices: Any) -> tuple:
     return trimmed(coordinates([REGISTRY["ne"](i, 0) if i is not None and i.spec.dtype.name == "uint8" else i for i in indices]))
 
 
-def scatter(input: Tensor, dim: int, index: Tensor, src: Any = None, *, value: Any = None, reduce: str | None = None, out: Tensor | None = None) -> Tensor:
+def scatter(input: Tensor, dim: int, index: Tensor, src: Any = None, *, value: Any = None, reduce: str | None = None,
+            out: Tensor | None = None) -> Tensor:
     """A copy with a tensor or a number written where `index` says along `dim`."""
     return REGISTRY["scatter"](input, dim, index, value if src is None else src, reduce=reduce, out=out)
 
@@ -227,7 +234,8 @@ def where_method(self: Tensor, condition: Tensor, other: Any) -> Tensor:
     return REGISTRY["where"](condition, self, other)
 
 
-_METHODS = (repeat, tile, repeat_interleave, diag, diagflat, cross, index_put, index_put_, scatter, take_along_dim, nonzero_static, as_strided_scatter)
+_METHODS = (repeat, tile, repeat_interleave, diag, diagflat, cross, index_put, index_put_, scatter, take_along_dim, nonzero_static,
+            as_strided_scatter)
 
 
 def install() -> None:

@@ -188,7 +188,8 @@ class Reduction(Declaration):
     """Combines elements along dims. Parameters: input, dim, keepdim (and more, static).
 
     identity(type) -> number; combine(k, a, b) -> value; optional map(k, x) before and finish(k, acc, count) after.
-    `accumulate(dtype, attrs) -> dtype` is the type it runs in (elements convert to it first), `result(dtype, attrs) -> dtype` what it returns.
+    `accumulate(dtype, attrs) -> dtype` is the type it runs in (elements convert to it first), `result(dtype, attrs) -> dtype` what it
+    returns.
     """
 
     kind = REDUCTION
@@ -280,7 +281,8 @@ class Indexing(Declaration):
 
 
 class Piece(NamedTuple):
-    """One write of an Assemble op: over a domain of `shape`, input number `value` (read at `map`; None: broadcast) goes to `strides` and `offset`.
+    """One write of an Assemble op: over a domain of `shape`, input number `value` (read at `map`; None: broadcast) goes to `strides` and
+    `offset`.
 
     `indices` move the place; along the `serial` dims several elements may meet, so they are written in order. `combine` names a
     pointwise op of two operands that merges an element with what is there. `dtype`: the memory's, if it is read as another type.

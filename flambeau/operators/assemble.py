@@ -46,8 +46,8 @@ class view_scatter(Assemble):
     def meta(op, base, src, views):
         wanted, _ = region(base, views)
         if tuple(wanted.shape) != tuple(src.shape):
-            raise RuntimeError(f"{op.name}: src must have the view's shape {list(wanted.shape)} (expected src to have a size equal to the slice of self), "
-                               f"got {list(src.shape)}.")
+            raise RuntimeError(f"{op.name}: src must have the view's shape {list(wanted.shape)} (expected src to have a size equal to the "
+                               f"slice of self), got {list(src.shape)}.")
         return Spec.of(base.shape, base.dtype, base.device)
 
     def pieces(op, out, base, src, views):
@@ -184,8 +184,8 @@ class cat(Assemble):
         shape[at] = 0
         for i, s in enumerate(full):
             if s.ndim != first.ndim or any(a != b for j, (a, b) in enumerate(zip(s.shape, first.shape)) if j != at):
-                raise RuntimeError(f"cat: sizes must match except in dim {at}, got {list(first.shape)} and {list(s.shape)} for tensor {i} in the list (Sizes of "
-                                   f"tensors must match except in dimension {at}).")
+                raise RuntimeError(f"cat: sizes must match except in dim {at}, got {list(first.shape)} and {list(s.shape)} for tensor {i} "
+                                   f"in the list (Sizes of tensors must match except in dimension {at}).")
             shape[at] += s.shape[at]
         return Spec.of(shape, d, common_device(op.name, tensors))
 
@@ -240,8 +240,8 @@ class stack(Assemble):
         at = canonical_dim("stack", dim, first.ndim + 1)
         for i, s in enumerate(tensors):
             if tuple(s.shape) != tuple(first.shape):
-                raise RuntimeError(f"stack: tensors must have one shape (stack expects each tensor to be equal size), got {list(first.shape)} at entry 0 and "
-                                   f"{list(s.shape)} at entry {i}.")
+                raise RuntimeError("stack: tensors must have one shape (stack expects each tensor to be equal size), got "
+                                   f"{list(first.shape)} at entry 0 and {list(s.shape)} at entry {i}.")
         return Spec.of([*first.shape[:at], len(tensors), *first.shape[at:]], d, common_device(op.name, tensors))
 
     def pieces(op, out, tensors, dim):
@@ -281,8 +281,8 @@ class split_with_sizes(Composite):
         found, start = [], 0
         d = canonical_dim("split", dim, s.ndim)
         if any(n < 0 for n in split_sizes) or sum(split_sizes) != s.shape[d]:
-            raise RuntimeError(f"split: sizes must be non-negative and add up to {s.shape[d]}, the size of dim {d} (split_with_sizes expects split_sizes to sum "
-                               f"exactly to {s.shape[d]}), got {list(split_sizes)}.")
+            raise RuntimeError(f"split: sizes must be non-negative and add up to {s.shape[d]}, the size of dim {d} (split_with_sizes "
+                               f"expects split_sizes to sum exactly to {s.shape[d]}), got {list(split_sizes)}.")
         for n in split_sizes:
             found.append(Spec.get([*s.shape[:d], n, *s.shape[d + 1:]], s.strides, s.dtype, s.device))
             start += n
@@ -296,7 +296,8 @@ class split_with_sizes(Composite):
         return tuple(found)
 
     def vjp(g, out, input, split_sizes, dim):
-        return (cat(tuple(g), dim),) if g[0].spec.ndim and tuple(input.spec.shape) != (0,) else (REGISTRY["reshape"](g[0], tuple(input.spec.shape)),)
+        return (cat(tuple(g), dim),) if g[0].spec.ndim and tuple(input.spec.shape) != (0,) else (REGISTRY["reshape"](g[0],
+                                                                                                                     tuple(input.spec.shape)),)
 
     def reference(x, split_sizes, dim=0):
         return np.split(x, np.cumsum(split_sizes)[:-1], dim)
@@ -384,10 +385,12 @@ class roll(Composite):
         if not shifts:
             raise RuntimeError("roll: shifts must not be empty (`shifts` required).")
         if len(shifts) != len(dims) and (dims or len(shifts) != 1):
-            raise RuntimeError(f"roll: shifts and dims must align, got {len(shifts)} shifts and {len(dims)} dims (shifts and dimensions must align).")
+            raise RuntimeError(f"roll: shifts and dims must align, got {len(shifts)} shifts and {len(dims)} dims (shifts and dimensions "
+                               "must align).")
         for d in dims:
             if not s.ndim:
-                raise IndexError(f"roll: a 0-dim tensor has no dim to roll, got dims={list(dims)} (Dimension specified as {d} but tensor has no dimensions).")
+                raise IndexError(f"roll: a 0-dim tensor has no dim to roll, got dims={list(dims)} (Dimension specified as {d} but tensor "
+                                 "has no dimensions).")
             canonical_dim("roll", d, s.ndim)
         return Spec.of(s.shape, s.dtype, s.device)
 
@@ -428,15 +431,15 @@ def rolled(x, shift: int, dim: int):
 def padded_shape(op: str, shape, pad) -> list[int]:
     """The shape after padding by pairs from the last dim. Raises: RuntimeError."""
     if len(pad) % 2 or len(pad) > 2 * len(shape):
-        raise RuntimeError(f"{op}: pad must be pairs for at most {len(shape)} dims, got {list(pad)} (Length of pad must be even and no more than twice the number "
-                           f"of dimensions of the input).")
+        raise RuntimeError(f"{op}: pad must be pairs for at most {len(shape)} dims, got {list(pad)} (Length of pad must be even and no "
+                           "more than twice the number of dimensions of the input).")
     result = list(shape)
     for i in range(len(pad) // 2):
         d = len(shape) - 1 - i
         result[d] += pad[2 * i] + pad[2 * i + 1]
         if result[d] < 0:
-            raise RuntimeError(f"{op}: the input size {shape[d]} of dim {d} plus padding {pad[2 * i]} and {pad[2 * i + 1]} must not be negative (resulted in a "
-                               f"negative output size).")
+            raise RuntimeError(f"{op}: the input size {shape[d]} of dim {d} plus padding {pad[2 * i]} and {pad[2 * i + 1]} must not be "
+                               "negative (resulted in a negative output size).")
     return result
 
 
@@ -497,7 +500,9 @@ class EdgePad(Composite):
 
 
 def pad_each_dim(input, pad, check, before, after, crop_first=False):
-    """`before(x, dim, count)` and `after(x, dim, count)` joined to x along each padded dim; negative counts crop (`crop_first`: before they look)."""
+    """`before(x, dim, count)` and `after(x, dim, count)` joined to x along each padded dim; negative counts crop (`crop_first`: before
+    they look).
+    """
     ops = REGISTRY
     for i in range(len(pad) // 2):
         d, left, right = input.spec.ndim - 1 - i, pad[2 * i], pad[2 * i + 1]
@@ -519,8 +524,8 @@ class pad_reflect(EdgePad):
 
         def check(n, left, right):
             if left >= n or right >= n:
-                raise RuntimeError(f"pad: with mode reflect padding must be less than the input's size {n}, got {left} and {right} (Padding size should be less "
-                                   f"than the corresponding input dimension).")
+                raise RuntimeError(f"pad: with mode reflect padding must be less than the input's size {n}, got {left} and {right} "
+                                   "(Padding size should be less than the corresponding input dimension).")
 
         def before(x, d, count):
             return ops["reverse"](ops["narrow"](x, d, 1, count), (d,))
@@ -550,7 +555,9 @@ class pad_replicate(EdgePad):
             shape[d] = count
             return ops["expand"](ops["narrow"](x, d, at, 1), tuple(shape))
 
-        return pad_each_dim(input, pad, check, lambda x, d, count: edge(x, d, 0, count), lambda x, d, count: edge(x, d, x.spec.shape[d] - 1, count))
+        return pad_each_dim(input, pad, check, lambda x, d, count: edge(x, d, 0, count), lambda x, d, count: edge(x, d,
+                                                                                                                  x.spec.shape[d] - 1,
+                                                                                                                  count))
 
     def reference(x, pad):
         return np.pad(x, [(0, 0)] * (x.ndim - len(pad) // 2) + [(pad[i], pad[i + 1]) for i in range(len(pad) - 2, -2, -2)], "edge")
@@ -565,8 +572,8 @@ class pad_circular(EdgePad):
 
         def check(n, left, right):
             if left > n or right > n:
-                raise RuntimeError(f"pad: with mode circular padding must not exceed the input's size {n}, got {left} and {right} (Padding value causes wrapping "
-                                   f"around more than once).")
+                raise RuntimeError(f"pad: with mode circular padding must not exceed the input's size {n}, got {left} and {right} (Padding "
+                                   "value causes wrapping around more than once).")
 
         return pad_each_dim(input, pad, check, lambda x, d, count: ops["narrow"](x, d, x.spec.shape[d] - count, count),
                             lambda x, d, count: ops["narrow"](x, d, 0, count), crop_first=True)

@@ -139,7 +139,8 @@ class fill(Composite):
 
     def meta(op, input, value):
         if value.ndim:
-            raise RuntimeError(f"fill_: value must be a number or 0-dim (fill_ only supports 0-dimension value tensor), got shape {list(value.shape)}.")
+            raise RuntimeError("fill_: value must be a number or 0-dim (fill_ only supports 0-dimension value tensor), got shape "
+                               f"{list(value.shape)}.")
         strides = dense_strides_like(input.shape, [input])
         return Spec.get(input.shape, strides, input.dtype, input.device) if strides else Spec.of(input.shape, input.dtype, input.device)
 

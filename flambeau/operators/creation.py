@@ -177,7 +177,8 @@ class Triangle(Composite):
 
     def meta(op, s, diagonal):
         if s.ndim < 2:
-            raise RuntimeError(f"{op.name}: input must have at least 2 dims (input tensor must have at least 2 dimensions), got shape {list(s.shape)}.")
+            raise RuntimeError(f"{op.name}: input must have at least 2 dims (input tensor must have at least 2 dimensions), got shape "
+                               f"{list(s.shape)}.")
         return Spec.of(s.shape, s.dtype, s.device)
 
     def samples(t):

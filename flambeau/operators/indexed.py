@@ -1,7 +1,7 @@
 """Reading at places that index tensors name: index, gather, index_select, embedding, take.
 
-Indices are checked in the kernel; one out of bounds is an IndexError (gather and take_along_dim: RuntimeError, as in PyTorch). Gradients add
-up where several elements were read from one place.
+Indices are checked in the kernel; one out of bounds is an IndexError (gather and take_along_dim: RuntimeError, as in PyTorch). Gradients
+add up where several elements were read from one place.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def check_index_type(op: str, spec: Spec, names=("int64", "int32")) -> None:
     """Raises: RuntimeError (IndexError for op index) unless an index has an integer dtype."""
     if spec.dtype.name not in names:
         kind = IndexError if op == "index" else RuntimeError
-        raise kind(f"{op}: indices must be {' or '.join(names)}, got {spec.dtype.name} (expected dtype int64 for index; tensors used as indices must be long, "
-                   f"int, byte or bool tensors). Convert with .long().")
+        raise kind(f"{op}: indices must be {' or '.join(names)}, got {spec.dtype.name} (expected dtype int64 for index; tensors used as "
+                   "indices must be long, int, byte or bool tensors). Convert with .long().")
 
 
 def whole(shape, first: int = 0) -> IndexMap:
@@ -75,12 +75,14 @@ class IndexPlan:
         self.result = (*rest[: self.at], *self.shape, *rest[self.at:])
         self.rest_at = tuple(i if i < self.at else i + n for i in range(len(rest)))
         if any(input.shape[d] == 0 for d in self.dims) and all(self.result):
-            raise IndexError(f"index: cannot index into a dim of size 0, got shape {list(input.shape)} (index is out of bounds for dimension with size 0).")
+            raise IndexError(f"index: cannot index into a dim of size 0, got shape {list(input.shape)} (index is out of bounds for "
+                             "dimension with size 0).")
 
     def moves(self, indices, error: int = INDEX.number, first: int = 1) -> tuple[Moved, ...]:
         """The indices as moves; operand numbers count from `first`."""
         shapes = [s.shape for s in indices if s is not None]
-        return tuple(Moved(first + i, broadcast_map(s, len(self.shape), self.at), d, True, error) for i, (s, d) in enumerate(zip(shapes, self.dims)))
+        return tuple(Moved(first + i, broadcast_map(s, len(self.shape), self.at), d, True, error) for i, (s, d) in enumerate(zip(shapes,
+                                                                                                                                 self.dims)))
 
 
 @declare
@@ -96,7 +98,8 @@ class index(Indexing):
     def signature(input: Tensor, indices: Tensors): ...
 
     def meta(op, input, indices):
-        return Spec.of(IndexPlan(input, indices).result, input.dtype, common_device("index", [input, *(s for s in indices if s is not None and s.ndim)]))
+        where = common_device("index", [input, *(s for s in indices if s is not None and s.ndim)])
+        return Spec.of(IndexPlan(input, indices).result, input.dtype, where)
 
     def access(op, input, indices):
         plan = IndexPlan(input, indices)
@@ -182,11 +185,11 @@ def check_gather(op: str, input: Spec, dim: int, index: Spec) -> None:
         return
     check_index_type(op, index)
     if max(1, input.ndim) != max(1, index.ndim):
-        raise RuntimeError(f"{op}: index must have as many dims as the input, got {index.ndim} and {input.ndim} (Index tensor must have the same number of "
-                           f"dimensions as input tensor).")
+        raise RuntimeError(f"{op}: index must have as many dims as the input, got {index.ndim} and {input.ndim} (Index tensor must have "
+                           "the same number of dimensions as input tensor).")
     if any(j != d and n > m for j, (n, m) in enumerate(zip(index.shape, input.shape))):
-        raise RuntimeError(f"{op}: sizes of index must not exceed the input's except in dim {d}, got {list(index.shape)} and {list(input.shape)} (Size does not "
-                           f"match at dimension).")
+        raise RuntimeError(f"{op}: sizes of index must not exceed the input's except in dim {d}, got {list(index.shape)} and "
+                           f"{list(input.shape)} (Size does not match at dimension).")
 
 
 @declare
@@ -325,7 +328,8 @@ class take_along_dim(Composite):
             return ops["gather"](ops["reshape"](input, (-1,)), 0, ops["reshape"](indices, (-1,)))
         d = canonical_dim("take_along_dim", dim, input.spec.ndim)
         if input.spec.ndim != indices.spec.ndim:
-            raise RuntimeError(f"take_along_dim: input and indices should have the same number of dimensions, got {input.spec.ndim} and {indices.spec.ndim}.")
+            raise RuntimeError(f"take_along_dim: input and indices should have the same number of dimensions, got {input.spec.ndim} and "
+                               f"{indices.spec.ndim}.")
         if not input.spec.ndim:
             return ops["gather"](input, 0, indices)
         common = broadcast_shapes("take_along_dim", *([1 if j == d else n for j, n in enumerate(x.spec.shape)] for x in (input, indices)))
@@ -334,7 +338,8 @@ class take_along_dim(Composite):
             return ops["expand"](x, tuple(x.spec.shape[j] if j == d else n for j, n in enumerate(common)))
 
         places = wide(indices)
-        places = ops["where"](ops["lt"](places, 0), ops["add"](places, input.spec.shape[d]), places)  # here negative ones count from the end
+        places = ops["where"](ops["lt"](places, 0), ops["add"](places, input.spec.shape[d]),
+                              places)  # here negative ones count from the end
         return ops["gather"](wide(input), d, places)
 
     def meta(op, input, indices, dim):
@@ -343,7 +348,8 @@ class take_along_dim(Composite):
             return Spec.of((indices.numel,), input.dtype, input.device)
         d = canonical_dim("take_along_dim", dim, input.ndim)
         if input.ndim != indices.ndim:
-            raise RuntimeError(f"take_along_dim: input and indices should have the same number of dimensions, got {input.ndim} and {indices.ndim}.")
+            raise RuntimeError(f"take_along_dim: input and indices should have the same number of dimensions, got {input.ndim} and "
+                               f"{indices.ndim}.")
         if not input.ndim:
             return Spec.of((), input.dtype, input.device)
         common = broadcast_shapes("take_along_dim", *([1 if j == d else n for j, n in enumerate(x.shape)] for x in (input, indices)))

@@ -25,10 +25,11 @@ class repeat(Composite):
 
     def meta(op, s, repeats):
         if len(repeats) < s.ndim:
-            raise RuntimeError(f"repeat: repeats must have at least one number per dim ({s.ndim}), got {list(repeats)} (Number of dimensions of repeat dims can "
-                               f"not be smaller than number of dimensions of tensor).")
+            raise RuntimeError(f"repeat: repeats must have at least one number per dim ({s.ndim}), got {list(repeats)} (Number of "
+                               "dimensions of repeat dims can not be smaller than number of dimensions of tensor).")
         if any(n < 0 for n in repeats):
-            raise RuntimeError(f"repeat: repeats must not be negative, got {list(repeats)} (Trying to create tensor with negative dimension).")
+            raise RuntimeError(f"repeat: repeats must not be negative, got {list(repeats)} (Trying to create tensor with negative "
+                               "dimension).")
         lead = len(repeats) - s.ndim
         return Spec.of([n * (s.shape[i - lead] if i >= lead else 1) for i, n in enumerate(repeats)], s.dtype, s.device)
 
@@ -239,8 +240,8 @@ class cross_product(Composite):
             raise RuntimeError(f"linalg.cross: inputs must have the same number of dimensions, got {a.ndim} and {b.ndim}.")
         d = canonical_dim("linalg.cross", dim, a.ndim)
         if not a.ndim or a.shape[d] != 3 or b.shape[d] != 3:
-            raise RuntimeError(f"linalg.cross: inputs must have length 3 in dim {dim} (inputs dimension {dim} must have length 3), got {list(a.shape)} and "
-                               f"{list(b.shape)}.")
+            raise RuntimeError(f"linalg.cross: inputs must have length 3 in dim {dim} (inputs dimension {dim} must have length 3), got "
+                               f"{list(a.shape)} and {list(b.shape)}.")
         return Spec.of(broadcast_shapes("linalg.cross", a.shape, b.shape), common_type((a, b)), common_device("linalg.cross", (a, b)))
 
     def body(input, other, dim):

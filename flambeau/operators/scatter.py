@@ -1,7 +1,7 @@
 """Writing at places that index tensors name: scatter, index_put and their relatives.
 
-Along the indexed dims elements are written in order, so results do not depend on threads; other dims are independent. Indices are checked in
-the kernel. In-place forms write straight into their target.
+Along the indexed dims elements are written in order, so results do not depend on threads; other dims are independent. Indices are checked
+in the kernel. In-place forms write straight into their target.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ class scatter_write(Assemble):
         if combine == "add":
             return g, None, picked
         if combine:
-            left, right = reduced_gradient(g, out, input, dim, index, src, {"mul": "prod", "maximum": "amax", "minimum": "amin"}[combine], True, places)
+            left, right = reduced_gradient(g, out, input, dim, index, src, {"mul": "prod", "maximum": "amax", "minimum": "amin"}[combine],
+                                           True, places)
             return left, None, right
         zeros = ops["full"](tuple(index.spec.shape), 0, dtype=g.spec.dtype, device=g.spec.device)
         return scatter_write(g, dim, index, zeros), None, picked
@@ -86,12 +87,13 @@ class index_put(Assemble):
     def meta(op, input, indices, values, accumulate):
         plan = IndexPlan(input, indices)
         if values.dtype is not input.dtype:
-            raise RuntimeError(f"index_put: values must have the input's dtype (Index put requires the source and destination dtypes match), got "
-                               f"{input.dtype.name} for the destination and {values.dtype.name} for the source. Convert with .to(dtype).")
+            raise RuntimeError("index_put: values must have the input's dtype (Index put requires the source and destination dtypes "
+                               f"match), got {input.dtype.name} for the destination and {values.dtype.name} for the source. Convert with "
+                               ".to(dtype).")
         fits = len(values.shape) <= len(plan.result) and all(n in (1, m) for n, m in zip(reversed(values.shape), reversed(plan.result)))
         if not fits:
-            raise RuntimeError(f"index_put: values must broadcast to the indexed shape (shape mismatch: value tensor of shape {list(values.shape)} cannot be "
-                               f"broadcast to indexing result of shape {list(plan.result)}).")
+            raise RuntimeError("index_put: values must broadcast to the indexed shape (shape mismatch: value tensor of shape "
+                               f"{list(values.shape)} cannot be broadcast to indexing result of shape {list(plan.result)}).")
         return Spec.of(input.shape, input.dtype, input.device)
 
     def pieces(op, out, input, indices, values, accumulate):
@@ -100,7 +102,8 @@ class index_put(Assemble):
         for d, place in zip(plan.rest, plan.rest_at):
             strides[place] = out.strides[d]
         serial = tuple(range(plan.at, plan.at + len(plan.shape)))
-        return [Piece(1 + len(plan.dims), plan.result, tuple(strides), 0, None, plan.moves(indices, INDEX.number), serial, "add" if accumulate else "")]
+        return [Piece(1 + len(plan.dims), plan.result, tuple(strides), 0, None, plan.moves(indices, INDEX.number), serial,
+                      "add" if accumulate else "")]
 
     def vjp(g, out, input, indices, values, accumulate):
         ops = REGISTRY
@@ -151,11 +154,11 @@ def check_scatter(op: str, input: Spec, dim: int, index: Spec, src) -> None:
     if not isinstance(src, Spec):
         return
     if src.dtype is not input.dtype:
-        raise RuntimeError(f"{op}: src must have the input's dtype, got {input.dtype.name} and {src.dtype.name} (Expected self.dtype to be equal to src.dtype). "
-                           f"Convert with .to(dtype).")
+        raise RuntimeError(f"{op}: src must have the input's dtype, got {input.dtype.name} and {src.dtype.name} (Expected self.dtype to be "
+                           "equal to src.dtype). Convert with .to(dtype).")
     if index.numel and (max(1, src.ndim) != max(1, index.ndim) or any(n > m for n, m in zip(index.shape, src.shape))):
-        raise RuntimeError(f"{op}: sizes of index must not exceed those of src, got {list(index.shape)} and {list(src.shape)} (Expected index to be no larger "
-                           f"than src in every dimension).")
+        raise RuntimeError(f"{op}: sizes of index must not exceed those of src, got {list(index.shape)} and {list(src.shape)} (Expected "
+                           "index to be no larger than src in every dimension).")
 
 
 def written(input, dim, index, src, combine="", places=ELEMENT.number):
@@ -198,7 +201,8 @@ class scatter(Scatter):
     def meta(op, input, dim, index, src, reduce):
         check_scatter("scatter", input, dim, index, src)
         if reduce not in (None, "add", "multiply"):
-            raise RuntimeError(f"scatter: reduce must be 'add' or 'multiply', got {reduce!r} (reduce argument must be either add or multiply.).")
+            raise RuntimeError(f"scatter: reduce must be 'add' or 'multiply', got {reduce!r} (reduce argument must be either add or "
+                               "multiply.).")
         return Spec.of(input.shape, input.dtype, input.device)
 
     def body(input, dim, index, src, reduce):
@@ -256,15 +260,17 @@ def identity_of(reduce: str, d):
 
 @declare
 class scatter_reduce(Scatter):
-    """`src` combined by `reduce` (sum, prod, mean, amax, amin) where `index` says along `dim`, with the input's own values if `include_self`."""
+    """`src` combined by `reduce` (sum, prod, mean, amax, amin) where `index` says along `dim`, with the input's own values if
+    `include_self`.
+    """
 
     def signature(input: Tensor, dim, index: Tensor, src: Tensor, reduce, *, include_self=True): ...
 
     def meta(op, input, dim, index, src, reduce, include_self):
         check_scatter("scatter_reduce", input, dim, index, src)
         if reduce not in REDUCTIONS:
-            raise RuntimeError(f"scatter_reduce: reduce must be sum, prod, mean, amax or amin, got {reduce!r} (reduce argument must be either sum, prod, mean, "
-                               f"amax or amin).")
+            raise RuntimeError(f"scatter_reduce: reduce must be sum, prod, mean, amax or amin, got {reduce!r} (reduce argument must be "
+                               "either sum, prod, mean, amax or amin).")
         return Spec.of(input.shape, input.dtype, input.device)
 
     def body(input, dim, index, src, reduce, include_self):
@@ -372,14 +378,14 @@ def check_index_write(op: str, input: Spec, dim: int, index: Spec, source: Spec)
     if source is None:
         return
     if source.dtype is not input.dtype:
-        raise RuntimeError(f"{op}: source must have the input's dtype, got {input.dtype.name} and {source.dtype.name} (self and source expected to have the same "
-                           f"dtype). Convert with .to(dtype).")
+        raise RuntimeError(f"{op}: source must have the input's dtype, got {input.dtype.name} and {source.dtype.name} (self and source "
+                           "expected to have the same dtype). Convert with .to(dtype).")
     wanted = [index.numel if j == d else n for j, n in enumerate(input.shape)] if input.ndim else [index.numel]
     have = list(source.shape) if source.ndim or input.ndim > 1 else [1]
     if wanted != have:
         kind = IndexError if op == "index_copy" else RuntimeError
-        raise kind(f"{op}: source must have shape {wanted}, got {list(source.shape)} (Number of indices ({index.numel}) should be equal to source.size(dim), and "
-                   f"source and destination slice shapes should match).")
+        raise kind(f"{op}: source must have shape {wanted}, got {list(source.shape)} (Number of indices ({index.numel}) should be equal to "
+                   "source.size(dim), and source and destination slice shapes should match).")
 
 
 def along(input, dim, index, source):
@@ -470,8 +476,8 @@ class index_fill(Scatter):
     def meta(op, input, dim, index, value):
         check_index_write("index_fill", input, dim, index, None)
         if isinstance(value, Spec) and value.ndim:
-            raise RuntimeError(f"index_fill: value must be a number or 0-dim, got shape {list(value.shape)} (index_fill_ only supports a 0-dimensional value "
-                               f"tensor).")
+            raise RuntimeError(f"index_fill: value must be a number or 0-dim, got shape {list(value.shape)} (index_fill_ only supports a "
+                               "0-dimensional value tensor).")
         return Spec.of(input.shape, input.dtype, input.device)
 
     def body(input, dim, index, value):
@@ -507,7 +513,8 @@ class index_reduce(Scatter):
     def meta(op, input, dim, index, source, reduce, include_self):
         check_index_write("index_reduce", input, dim, index, source)
         if reduce not in ("prod", "mean", "amax", "amin"):
-            raise RuntimeError(f"index_reduce: reduce must be prod, mean, amax or amin, got {reduce!r} (reduce argument must be either prod, mean, amax or amin).")
+            raise RuntimeError(f"index_reduce: reduce must be prod, mean, amax or amin, got {reduce!r} (reduce argument must be either "
+                               "prod, mean, amax or amin).")
         return Spec.of(input.shape, input.dtype, input.device)
 
     def body(input, dim, index, source, reduce, include_self):
@@ -544,11 +551,11 @@ class put(Scatter):
     def meta(op, input, index, source, accumulate):
         check_index_type("put", index, ("int64",))
         if source.dtype is not input.dtype:
-            raise RuntimeError(f"put: source must have the input's dtype, got {input.dtype.name} and {source.dtype.name} (Expected source and self to have the "
-                               f"same dtype).")
+            raise RuntimeError(f"put: source must have the input's dtype, got {input.dtype.name} and {source.dtype.name} (Expected source "
+                               "and self to have the same dtype).")
         if source.numel != index.numel:
-            raise RuntimeError(f"put: source must have as many elements as index, got {source.numel} and {index.numel} (Expected source and index to have the "
-                               f"same number of elements).")
+            raise RuntimeError(f"put: source must have as many elements as index, got {source.numel} and {index.numel} (Expected source "
+                               "and index to have the same number of elements).")
         return Spec.of(input.shape, input.dtype, input.device)
 
     def body(input, index, source, accumulate):
@@ -580,8 +587,8 @@ class masked_scatter(Scatter):
         if mask.dtype.name != "bool":
             raise RuntimeError(f"masked_scatter: mask must be bool, got {mask.dtype.name} (masked_scatter_ only supports boolean masks).")
         if source.dtype is not input.dtype:
-            raise RuntimeError(f"masked_scatter: source must have the input's dtype, got {input.dtype.name} and {source.dtype.name} (expected self and source to "
-                               f"have same dtypes).")
+            raise RuntimeError(f"masked_scatter: source must have the input's dtype, got {input.dtype.name} and {source.dtype.name} "
+                               "(expected self and source to have same dtypes).")
         return Spec.of(broadcast_shapes("masked_scatter", input.shape, mask.shape), input.dtype, input.device)
 
     def body(input, mask, source):

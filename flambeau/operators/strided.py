@@ -24,9 +24,11 @@ class as_strided(View):
 
     def view(s: Spec, size, stride, offset):
         if len(size) != len(stride):
-            raise RuntimeError(f"as_strided: size and stride must have one length (mismatch in length of strides and shape), got {list(size)} and {list(stride)}.")
+            raise RuntimeError("as_strided: size and stride must have one length (mismatch in length of strides and shape), got "
+                               f"{list(size)} and {list(stride)}.")
         if any(n < 0 for n in stride):
-            raise RuntimeError(f"as_strided: strides must not be negative (Negative strides are not supported at the moment), got {list(stride)}. Use flip().")
+            raise RuntimeError("as_strided: strides must not be negative (Negative strides are not supported at the moment), got "
+                               f"{list(stride)}. Use flip().")
         if any(n < 0 for n in size):
             raise RuntimeError(f"as_strided: sizes must not be negative, got {list(size)}.")
         return size, stride, offset
@@ -94,8 +96,8 @@ class frames(View):
         if size < 0:
             raise RuntimeError(f"unfold: size must be non-negative, got {size} (size is {size} but must be >= 0).")
         if reach > n:
-            raise RuntimeError(f"unfold: windows of size {reach} do not fit into dim {d} of size {n} (maximum size for tensor at dimension {d} is {n} but size "
-                               f"is {reach}).")
+            raise RuntimeError(f"unfold: windows of size {reach} do not fit into dim {d} of size {n} (maximum size for tensor at dimension "
+                               f"{d} is {n} but size is {reach}).")
         if step <= 0:
             raise RuntimeError(f"unfold: step must be positive, got {step} (step is {step} but must be > 0).")
         if not s.ndim:
@@ -212,8 +214,8 @@ class strided_scatter(Composite):
 
     def meta(op, input, src, size, stride, offset):
         if tuple(src.shape) != tuple(size):
-            raise RuntimeError(f"as_strided_scatter: src must have the view's shape {list(size)} (expected src to have a size equal to the slice of self), got "
-                               f"{list(src.shape)}.")
+            raise RuntimeError(f"as_strided_scatter: src must have the view's shape {list(size)} (expected src to have a size equal to the "
+                               f"slice of self), got {list(src.shape)}.")
         return Spec.of(input.shape, input.dtype, input.device)
 
     def body(input, src, size, stride, offset):

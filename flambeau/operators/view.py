@@ -62,8 +62,8 @@ class expand(View):
     def view(s: Spec, size):
         lead = len(size) - s.ndim
         if lead < 0:
-            raise RuntimeError(f"expand: size must have at least as many dims as the input ({s.ndim}), got {list(size)}. The number of sizes "
-                               f"provided must be greater or equal to the number of dimensions in the tensor.")
+            raise RuntimeError(f"expand: size must have at least as many dims as the input ({s.ndim}), got {list(size)}. The number of "
+                               "sizes provided must be greater or equal to the number of dimensions in the tensor.")
         shape = []
         for i, n in enumerate(size):
             old = s.shape[i - lead] if i >= lead else None
@@ -108,8 +108,8 @@ class view_as_shape(View):
         shape = infer_shape("view", size, s.numel)
         strides = view_strides(s.shape, s.strides, shape)
         if strides is None:
-            raise RuntimeError(f"view: size {list(size)} is not compatible with the input's size {list(s.shape)} and strides {list(s.strides)} (at "
-                               f"least one dim would span two subspaces). Use .reshape(...) instead.")
+            raise RuntimeError(f"view: size {list(size)} is not compatible with the input's size {list(s.shape)} and strides "
+                               f"{list(s.strides)} (at least one dim would span two subspaces). Use .reshape(...) instead.")
         return shape, strides, 0
 
     def vjp(g, out, input, size):
@@ -166,8 +166,8 @@ class permute(View):
 
     def view(s: Spec, dims):
         if len(dims) != s.ndim:
-            raise RuntimeError(f"permute: dims must name every dim once, got {list(dims)} for a {s.ndim}-d input (number of dimensions in the "
-                               f"tensor input does not match the length of the desired ordering of dimensions).")
+            raise RuntimeError(f"permute: dims must name every dim once, got {list(dims)} for a {s.ndim}-d input (number of dimensions in "
+                               "the tensor input does not match the length of the desired ordering of dimensions).")
         order = [canonical_dim("permute", d, s.ndim) for d in dims]
         if len(set(order)) != len(order):
             raise RuntimeError(f"permute: dims must name every dim once, got {list(dims)} (duplicate dims are not allowed).")
@@ -258,7 +258,8 @@ class select(View):
         d = canonical_dim("select", dim, s.ndim)
         n = s.shape[d]
         if not -n <= index < n:
-            raise IndexError(f"select: index must be in [{-n}, {n - 1}], got {index} (index {index} is out of bounds for dimension {d} with size {n}).")
+            raise IndexError(f"select: index must be in [{-n}, {n - 1}], got {index} (index {index} is out of bounds for dimension {d} "
+                             f"with size {n}).")
         return [*s.shape[:d], *s.shape[d + 1:]], [*s.strides[:d], *s.strides[d + 1:]], index % n * s.strides[d]
 
     def vjp(g, out, input, dim, index):
@@ -418,18 +419,20 @@ class view_as_dtype(View):
         if old == new:
             return s.shape, s.strides, 0
         if not s.ndim:
-            raise RuntimeError(f"view: a 0-dim tensor cannot be read as a dtype of another size, got {s.dtype.name} as {dtype.name} (self.dim() cannot be 0 "
-                               f"to view {s.dtype.name} as {dtype.name} (different element sizes)).")
+            raise RuntimeError(f"view: a 0-dim tensor cannot be read as a dtype of another size, got {s.dtype.name} as {dtype.name} "
+                               f"(self.dim() cannot be 0 to view {s.dtype.name} as {dtype.name} (different element sizes)).")
         if s.strides[-1] != 1:
-            raise RuntimeError(f"view: the last dim must have stride 1 to be read as another size, got strides {list(s.strides)} (self.stride(-1) must be 1 to "
-                               f"view {s.dtype.name} as {dtype.name} (different element sizes)). Call .contiguous() first.")
+            raise RuntimeError(f"view: the last dim must have stride 1 to be read as another size, got strides {list(s.strides)} "
+                               f"(self.stride(-1) must be 1 to view {s.dtype.name} as {dtype.name} (different element sizes)). Call "
+                               ".contiguous() first.")
         if old > new:
             by = old // new
             return [*s.shape[:-1], s.shape[-1] * by], [*(n * by for n in s.strides[:-1]), 1], 0
         by = new // old
         if s.shape[-1] % by or any(n % by for n in s.strides[:-1]):
-            raise RuntimeError(f"view: the last dim and the other strides must be divisible by {by} to be read as {dtype.name}, got shape {list(s.shape)}, "
-                               f"strides {list(s.strides)} (self.size(-1) must be divisible by {by}). Call .contiguous() first.")
+            raise RuntimeError(f"view: the last dim and the other strides must be divisible by {by} to be read as {dtype.name}, got shape "
+                               f"{list(s.shape)}, strides {list(s.strides)} (self.size(-1) must be divisible by {by}). Call .contiguous() "
+                               "first.")
         return [*s.shape[:-1], s.shape[-1] // by], [*(n // by for n in s.strides[:-1]), 1], 0
 
     def retype(s: Spec, dtype):
@@ -448,7 +451,9 @@ class view_as_dtype(View):
 
 @declare
 class subview(View):
-    """Several steps of basic indexing at once: one item per dim, an int (the dim goes), (start, end, step) with step > 0, or None for a new dim."""
+    """Several steps of basic indexing at once: one item per dim, an int (the dim goes), (start, end, step) with step > 0, or None for a
+    new dim.
+    """
 
     functions = ()
     methods = ()
@@ -471,7 +476,8 @@ class subview(View):
                 strides.append(step * by)
             else:
                 if not -n <= item < n:
-                    raise IndexError(f"index: index must be in [{-n}, {n - 1}], got {item} (index {item} is out of bounds for dimension {d} with size {n}).")
+                    raise IndexError(f"index: index must be in [{-n}, {n - 1}], got {item} (index {item} is out of bounds for dimension "
+                                     f"{d} with size {n}).")
                 offset += item % n * step
             d += 1
         return [*shape, *s.shape[d:]], [*strides, *s.strides[d:]], offset if math.prod(shape) and s.numel else 0

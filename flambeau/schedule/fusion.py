@@ -2,7 +2,8 @@
 
 Values are pulled: a root (an output, a reduction, an operand of a template …) evaluates what it needs through pointwise nodes and views
 until it reaches something in memory. Roots over one domain share a kernel when what they read is ready: a row that is reduced, used and
-reduced again (softmax, layer_norm) is one kernel with stages; reductions of everything are split at fixed sizes and finished by the last unit.
+reduced again (softmax, layer_norm) is one kernel with stages; reductions of everything are split at fixed sizes and finished by the last
+unit.
 
 Looks at kinds, never at names. May not know: memory addresses, how plans run. Entry: `schedule(graph, target, threads)`.
 """
@@ -339,8 +340,8 @@ class _Scheduler:
             if before != spec.dtype.itemsize:
                 offset, rest = divmod(offset * before, spec.dtype.itemsize)
                 if rest:
-                    raise RuntimeError(f"{node.op.name}: the first element must lie at a multiple of {spec.dtype.itemsize} bytes to be read as "
-                                       f"{spec.dtype.name}, got {rest} bytes past one. Call .clone() first.")
+                    raise RuntimeError(f"{node.op.name}: the first element must lie at a multiple of {spec.dtype.itemsize} bytes to be "
+                                       f"read as {spec.dtype.name}, got {rest} bytes past one. Call .clone() first.")
             offset += extra
         return buffer, spec, offset
 
@@ -394,7 +395,9 @@ class _Scheduler:
         return into
 
     def _writes_directly(self, target: Value, v: Value) -> bool:
-        """Whether v may be computed straight into the memory of `target`: nobody reads the old value later, or elsewhere than at its place."""
+        """Whether v may be computed straight into the memory of `target`: nobody reads the old value later, or elsewhere than at its
+        place.
+        """
         if v not in self.position or v in self.buffers or v.spec.shape != target.spec.shape or v.spec.dtype is not target.spec.dtype:
             return False
         at, node = self.position[v], v.node

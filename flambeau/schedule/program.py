@@ -107,15 +107,19 @@ class NestBuilder:
         self.element_bytes.add(BY_NAME[dtype].itemsize)
         return self._add(Apply, op, args, tuple(compute), dtype)
 
-    def reduce(self, op: str, arg: Ref, attributes: tuple, compute: str, dtypes: Sequence[str], over: str, count: int, index: Access | None) -> Ref:
+    def reduce(self, op: str, arg: Ref, attributes: tuple, compute: str, dtypes: Sequence[str], over: str, count: int,
+               index: Access | None) -> Ref:
         self.element_bytes.add(BY_NAME[compute].itemsize)
         return self._add(Reduce, op, arg, attributes, compute, tuple(dtypes), over, count, index)
 
     def part(self, reduce: Ref, index: int) -> Ref:
         return self._add(Part, reduce, index)
 
-    def store(self, operand: Any, dtype: str, access: Access, value: Ref, indices: Sequence[tuple[Ref, int]] = (), combine: str = "") -> None:
-        """Write a value at `access`, moved by each (checked index, stride); `combine` names the pointwise op that merges it with what is there."""
+    def store(self, operand: Any, dtype: str, access: Access, value: Ref, indices: Sequence[tuple[Ref, int]] = (),
+              combine: str = "") -> None:
+        """Write a value at `access`, moved by each (checked index, stride); `combine` names the pointwise op that merges it with what is
+        there.
+        """
         self._add(Store, self.slot(operand), dtype, access, value, tuple(indices), combine)
 
     def keep(self, operand: Any, value: Ref) -> None:
@@ -244,14 +248,14 @@ class NestBuilder:
     def _with_positions(self, groups: list[list[int]], vector_group: int, params: list[int]) -> list[Any]:
         """Instructions with accesses as block positions, appended to `params` as they are met."""
 
-        def positions(x: Access) -> tuple[int, ...]:
+        def positions(x: Access, backwards: bool = False) -> tuple[int, ...]:
             found = []
             for g, dims in enumerate(groups):
                 step = x.strides[dims[-1]] if dims else 0
                 if step == 0:
                     found.append(0)
-                elif step == 1 and g == vector_group:
-                    found.append(1)
+                elif g == vector_group and (step == 1 or (step == -1 and backwards)):
+                    found.append(step)
                 else:
                     params.append(step)
                     found.append(len(params) - 1)
@@ -268,7 +272,7 @@ class NestBuilder:
         for kind, *fields in self.instructions:
             if kind is Load:
                 slot, dtype, access, indices = fields
-                where = positions(access)
+                where = positions(access, True)
                 program.append(Load(slot, dtype, where, tuple((r, number(stride)) for r, stride in indices)))
             elif kind is Check:
                 index, size, dim, op, error_slot, wrap, failure = fields

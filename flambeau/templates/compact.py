@@ -75,7 +75,8 @@ def build_fill(target) -> Module:
             found = k.iota(i64.vec(LANES)) + k.splat(x, LANES)
             to = k.offset(positions, at.get(), i64)
             module.declare(f"llvm.masked.compressstore.v{LANES}i64", "void", [found.type.text, "ptr", lanes.type.text])
-            k.line(f"call void @llvm.masked.compressstore.v{LANES}i64({found.type.text} {found.ref}, ptr align 8 {to.ref}, {lanes.type.text} {lanes.ref})")
+            k.line(f"call void @llvm.masked.compressstore.v{LANES}i64({found.type.text} {found.ref}, ptr align 8 {to.ref}, "
+                   f"{lanes.type.text} {lanes.ref})")
             at.set(at.get() + _count(k, lanes))
 
         _vectors(k, mask, n, unit, write)

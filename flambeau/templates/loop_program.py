@@ -34,7 +34,7 @@ class Ref:
 
 @dataclass(frozen=True)
 class Load:
-    """slot[access]; access has per domain dim 0 (no step), 1 (unit step of the vector dim) or a block position, and at its
+    """slot[access]; access has per domain dim 0 (no step), 1 or -1 (unit step of the vector dim) or a block position, and at its
     end the block position of a constant offset (0: none)."""
 
     slot: int

@@ -22,7 +22,7 @@ from flambeau.kernel.complexes import Complex
 from flambeau.kernel.dsl import Function, Module, Value
 from flambeau.kernel.types import i64, ptr
 from flambeau.templates.launch import Launch, Lowered, Recipe
-from flambeau.templates.loop_nest import convert, fit
+from flambeau.templates.loop_memory import convert, fit
 from flambeau.templates.rows import load_lanes, row_bases, rows_of, store_lanes
 
 GRAIN_ELEMENTS = 16384  # per thread at least: a scan element costs about two of a map
