@@ -43,6 +43,7 @@ from flambeau.factories import install as _install_factories
 from flambeau.counting_forms import *  # noqa: F403
 from flambeau.counting_forms import install as _install_counting
 from flambeau.functional_forms import *  # noqa: F403
+from flambeau.linear_algebra_forms import *  # noqa: F403
 from flambeau.nn.normalisation_forms import native_batch_norm
 from flambeau.indexing import *  # noqa: F403
 from flambeau.indexing import install as _install_indexing

@@ -322,6 +322,9 @@ class svd_factors(Factorisation):
             return
         refuse_not_finite("svd", ins[0])
         outs[0][...], outs[1][...], outs[2][...] = np.linalg.svd(ins[0], args[1])
+        if args[1]:
+            for a, vh in each(ins[0], outs[2]):
+                complete_basis(a, vh)
 
     def vjp(g, out, a, full):
         return (svd_gradient(g, out, a),)
@@ -332,6 +335,36 @@ class svd_factors(Factorisation):
     def samples(t):
         yield case(t(3, 4), False)
         yield case(t(2, 4, 3))
+
+
+def complete_basis(a: Any, vh: Any) -> None:
+    """Null-space vectors of small wide real matrices as direct bidiagonalisation gives them (as PyTorch's LAPACK does).
+
+    Reference LAPACK makes a wide matrix square first, which gives another basis of the same space.
+    """
+    rows, columns = a.shape
+    if np.iscomplexobj(a) or rows == columns or columns < rows * 11 // 6 or columns > MOST_COMPLETED:
+        return
+    work, basis = np.array(a, np.float64), np.eye(columns)
+    for i in range(rows):
+        v, scale = householder(work[i, i:])
+        work[:, i:] -= scale * np.outer(work[:, i:] @ v, v)
+        basis[:, i:] -= scale * np.outer(basis[:, i:] @ v, v)
+        if rows - i - 1 > 1:
+            v, scale = householder(work[i + 1:, i])
+            work[i + 1:] -= scale * np.outer(v, v @ work[i + 1:])
+    vh[rows:] = basis.T[rows:]
+
+
+MOST_COMPLETED = 128
+
+
+def householder(x: Any) -> tuple:
+    """(v, scale) with (1 - scale v v^T) x along the first axis."""
+    v = np.array(x)
+    v[0] += np.copysign(np.linalg.norm(x), x[0])
+    square = v @ v
+    return v, 2 / square if square else 0.0
 
 
 def svd_gradient(g, out, a):
@@ -445,7 +478,9 @@ def cutoff(size, shape, atol, rtol, dtype):
         if hasattr(atol, "spec"):
             rtol = ops["where"](ops["gt"](atol, 0), 0.0, rtol)
     limit = ops["mul"](largest, as_column(rtol))
-    return limit if atol is None else ops["maximum"](limit, as_column(atol))
+    if atol is None:
+        return limit
+    return ops["maximum"](limit, as_column(atol)) if hasattr(atol, "spec") else ops["clamp_min"](limit, atol)
 
 
 def as_column(x):
@@ -461,6 +496,11 @@ class pinv_of(Composite):
     methods = ()
 
     def signature(A: Tensor, atol: OptionalTensor = None, rtol: OptionalTensor = None, atol_number=None, rtol_number=None, hermitian=False): ...
+
+    def check(a, hermitian):
+        check_matrices("pinv", a)
+        if hermitian:
+            check_square("pinv", a)
 
     def meta(op, a, *rest):
         return matrix_of(a, a.shape[-1], a.shape[-2])
@@ -581,7 +621,8 @@ class matrix_exp(Factorisation):
 
     def run(ins, outs, args):
         if ins[0].size:
-            outs[0][...] = scipy_linalg.expm(ins[0])
+            wide = ins[0].astype(np.complex128 if np.iscomplexobj(ins[0]) else np.float64)  # squaring loses digits
+            outs[0][...] = scipy_linalg.expm(wide)
 
     def vjp(g, out, a):
         """Source: Mathias (1996): the derivative is a block of the exponential of [[A^H, g], [0, A^H]]."""
