@@ -25,7 +25,7 @@ May not know: what kernels compute, how they are launched. Entry: `address`, `sy
 
 from __future__ import annotations
 
-import dataclasses
+import copy
 import functools
 import hashlib
 import importlib.util
@@ -38,6 +38,7 @@ from pathlib import Path
 from typing import Any
 
 from flambeau.base import stages
+from flambeau.base.record import record
 from flambeau.base.settings import settings
 from flambeau.kernel import compile as compiler
 from flambeau.kernel import elf, store
@@ -53,17 +54,17 @@ _USES_TILES = 1  # flag of an entry
 
 
 # ---------------------------------------------------------------------- statistics
-@dataclasses.dataclass
 class Statistics:
     """What happened in this process so far. Counts may be a little low if threads race."""
 
-    memory_hits: int = 0
-    disk_hits: int = 0
-    duplicates: int = 0  # equal IR under another key: not compiled
-    compiled: int = 0
-    disk_s: float = 0.0
-    build_s: float = 0.0  # printing IR
-    compile_s: float = 0.0  # LLVM
+    def __init__(self) -> None:
+        self.memory_hits = 0
+        self.disk_hits = 0
+        self.duplicates = 0  # equal IR under another key: not compiled
+        self.compiled = 0
+        self.disk_s = 0.0
+        self.build_s = 0.0  # printing IR
+        self.compile_s = 0.0  # LLVM
 
 
 _statistics = Statistics()
@@ -71,7 +72,7 @@ _statistics = Statistics()
 
 def statistics() -> Statistics:
     """A copy of the counters."""
-    return dataclasses.replace(_statistics)
+    return copy.copy(_statistics)
 
 
 # ---------------------------------------------------------------------- the way to an address
@@ -83,7 +84,7 @@ _lock = threading.RLock()  # re-entrant: a build may ask for the address of anot
 def address(name: str, parameters: tuple[Any, ...], build: Build) -> int:
     """The address of `kernel`, the function a module made by `build(target, *parameters)` exports.
 
-    `parameters` identify the kernel by their repr: plain values, enums, frozen dataclasses of such.
+    `parameters` identify the kernel by their repr: plain values, enums, records of such.
     """
     return symbols(name, parameters, build)["kernel"]
 
@@ -103,7 +104,7 @@ def symbols(name: str, parameters: tuple[Any, ...], build: Build) -> Symbols:
         return found
 
 
-@dataclasses.dataclass(frozen=True)
+@record
 class _Request:
     """A kernel that is not in memory."""
 

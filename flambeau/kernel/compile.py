@@ -16,12 +16,12 @@ May not know: where kernels come from, caches, loading. Entry: `compile_object`.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import time
 from types import ModuleType
 from typing import Any
 
+from flambeau.base.record import record
 from flambeau.kernel import instructions
 from flambeau.kernel.target import Target
 
@@ -33,7 +33,7 @@ class CompileError(RuntimeError):
     """LLVM rejects a module: a defect of whatever printed it."""
 
 
-@dataclasses.dataclass(frozen=True)
+@record
 class Compiled:
     """An object and what it took, in seconds."""
 

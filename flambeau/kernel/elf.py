@@ -18,7 +18,6 @@ May not know: kernels, keys, where objects come from. Entry: `link`, `load`, `pr
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 import functools
 import json
 import mmap
@@ -28,6 +27,8 @@ import struct
 import sys
 import threading
 from collections.abc import Callable
+
+from flambeau.base.record import record
 
 CODE, DATA = 0, 1  # the two blocks of an image
 
@@ -41,7 +42,7 @@ class ElfError(RuntimeError):
     """An object that cannot be loaded."""
 
 
-@dataclasses.dataclass(frozen=True)
+@record
 class Fixup:
     """A place in a block that holds a reference to another block, or to a symbol from outside."""
 
@@ -52,7 +53,7 @@ class Fixup:
     addend: int
 
 
-@dataclasses.dataclass(frozen=True)
+@record
 class Image:
     """An object ready to be copied into place."""
 
@@ -115,18 +116,11 @@ _ARM_KINDS = {
 }
 
 
-@dataclasses.dataclass
 class _Section:
-    name: str
-    kind: int
-    flags: int
-    offset: int
-    size: int
-    link: int
-    info: int
-    align: int
-    block: int = -1  # where it is laid out; -1: not loaded
-    base: int = 0
+    def __init__(self, name: str, kind: int, flags: int, offset: int, size: int, link: int, info: int, align: int):
+        self.name, self.kind, self.flags, self.offset, self.size = name, kind, flags, offset, size
+        self.link, self.info, self.align = link, info, align
+        self.block, self.base = -1, 0  # where it is laid out; -1: not loaded
 
 
 def _text_at(raw: bytes, offset: int) -> str:

@@ -19,12 +19,12 @@ May not know: templates, layouts of operands. Entry: `TABLE`, and the instructio
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import struct
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from flambeau.base.record import record
 from flambeau.kernel.dsl import Function, Number, Value
 from flambeau.kernel.target import Target
 from flambeau.kernel.types import Type, bf16, f32, f64, i8, i16, i32, i64, ptr, u8, void
@@ -32,7 +32,7 @@ from flambeau.kernel.types import Type, bf16, f32, f64, i8, i16, i32, i64, ptr, 
 Array = Any  # numpy.ndarray, without importing numpy
 
 
-@dataclasses.dataclass(frozen=True)
+@record
 class Form:
     """One width of an instruction."""
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import dataclasses
 import functools
 import hashlib
 import itertools
@@ -25,6 +24,7 @@ import struct
 import time
 import warnings
 
+from flambeau.base.record import record
 from flambeau.base.settings import settings
 
 FORMAT = 1  # part of every environment: raise it when the layout of files or images changes
@@ -37,7 +37,7 @@ _KEEP = 0.8  # what trimming leaves of the allowed size
 _temporary = itertools.count()
 
 
-@dataclasses.dataclass(frozen=True)
+@record
 class Entry:
     """One compiled module."""
 

@@ -16,13 +16,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import dataclasses
 import functools
 import platform
 import sys
 from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 
+from flambeau.base.record import record, replace
 from flambeau.base.settings import settings
 from flambeau.kernel.types import Type
 
@@ -86,7 +86,7 @@ _GET_XCOMP_SUPP, _REQ_XCOMP_PERM = 0x1021, 0x1023
 _XFEATURE_TILE_DATA = 18
 
 
-@dataclasses.dataclass(frozen=True)
+@record
 class Target:
     """One machine. Two equal targets share kernels, so everything that changes code is a field."""
 
@@ -122,7 +122,7 @@ class Target:
 
     def without(self, *features: str) -> Target:
         """This target less the features and all that need them."""
-        return dataclasses.replace(self, features=_closed(self.features - set(features)))
+        return replace(self, features=_closed(self.features - set(features)))
 
     @functools.cached_property
     def feature_string(self) -> str:
@@ -278,7 +278,7 @@ def named(text: str) -> Target:
             f"got {text!r}. Example: native,-amx-tile."
         )
     added = base.features.union(word[1:] for word in changes if word[0] == "+")
-    return dataclasses.replace(base, features=added).without(*(word[1:] for word in changes if word[0] == "-"))
+    return replace(base, features=added).without(*(word[1:] for word in changes if word[0] == "-"))
 
 
 def limited(target: Target) -> Target:
@@ -287,7 +287,7 @@ def limited(target: Target) -> Target:
     if target.arch != here.arch or target.features <= here.features:
         return target
     features = _closed(target.features & here.features)
-    return dataclasses.replace(target, features=features, cpu=_x86_cpu(features, False) if target.arch == "x86_64" else "generic")
+    return replace(target, features=features, cpu=_x86_cpu(features, False) if target.arch == "x86_64" else "generic")
 
 
 @contextlib.contextmanager

@@ -22,18 +22,18 @@ May not know: which ops there are. Entry: `ErrorBlock`, `emit_report`.
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 from array import array
 
 from flambeau.base.errors import message
+from flambeau.base.record import record
 from flambeau.kernel.dsl import Function, Value
 from flambeau.kernel.types import i1, i64
 
 WORDS = 8
 
 
-@dataclasses.dataclass(frozen=True)
+@record
 class Kind:
     """A way to fail: its number, what must hold (a format over the block's words), the exception the CPU raises for it."""
 
@@ -82,7 +82,7 @@ def op_id(name: str) -> int:
 
 
 # ---------------------------------------------------------------------------------------------------- blocks
-@dataclasses.dataclass(frozen=True)
+@record
 class Failure:
     """What an error block said."""
 

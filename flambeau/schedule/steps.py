@@ -5,9 +5,9 @@ May not know: addresses, threads, tensors.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
+from flambeau.base.record import record
 from flambeau.core.spec import NumberSpec, Spec
 from flambeau.templates.launch import Recipe
 
@@ -37,7 +37,7 @@ class Scratch:
         self.nbytes, self.index, self.is_partial = nbytes, index, False
 
 
-@dataclass(frozen=True)
+@record
 class Shifted:
     """A buffer from a byte offset on."""
 
@@ -57,19 +57,15 @@ class _Error:
 ERROR = _Error()
 
 
-@dataclass
 class Step:
-    """One kernel launch, or one call of a library."""
+    """One kernel launch, or one call of a library. `flops` is what a template says its launch is worth (0: not known)."""
 
-    recipe: Recipe | None
-    operands: tuple
-    params: tuple[int, ...]
-    name: str
-    op: Any = None
-    specs: tuple = ()
-    outputs: tuple = ()
-    args: tuple = ()
-    flops: int = 0  # what a template says its launch is worth; 0: not known
+    __slots__ = ("args", "flops", "name", "op", "operands", "outputs", "params", "recipe", "specs")
+
+    def __init__(self, recipe: Recipe | None, operands: tuple, params: tuple[int, ...], name: str, op: Any = None,
+                 specs: tuple = (), outputs: tuple = (), args: tuple = (), flops: int = 0):
+        self.recipe, self.operands, self.params, self.name, self.flops = recipe, operands, params, name, flops
+        self.op, self.specs, self.outputs, self.args = op, specs, outputs, args
 
     @classmethod
     def kernel(cls, recipe: Recipe, operands: tuple, params: tuple[int, ...], name: str, flops: int = 0) -> Step:

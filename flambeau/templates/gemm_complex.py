@@ -11,8 +11,8 @@ May not know: how real products are done. Entry: `lower_complex`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
+from flambeau.base.record import replace
 from flambeau.kernel.dsl import Module, Value
 from flambeau.kernel.target import Target
 from flambeau.kernel.types import i64, ptr

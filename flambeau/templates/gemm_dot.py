@@ -13,8 +13,7 @@ May not know: other ways to multiply. Entry: `lower_dot`.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+from flambeau.base.record import replace
 from flambeau.kernel.dsl import Function, Module, Value
 from flambeau.kernel.target import Target
 from flambeau.kernel.types import Type, bf16, f32, i64, ptr

@@ -11,14 +11,14 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 
+from flambeau.base.record import record, replace
 from flambeau.templates.launch import Launch, Lowered, Recipe
 
 SERIAL_WORK = 1 << 17  # multiply-adds below which waking a thread costs more than it brings (about 4 us)
 
 
-@dataclass(frozen=True)
+@record
 class Problem:
     """out[b, m, n] = a[b, m, k] @ b[b, k, n] (+ bias) (+ out). All strides in elements."""
 
@@ -130,7 +130,7 @@ def round_up(value: int, unit: int) -> int:
     return -(-value // unit) * unit
 
 
-@dataclass(frozen=True)
+@record
 class Grid:
     """How a result may be cut into units."""
 

@@ -8,8 +8,8 @@ May not know: how a chunk is multiplied. Entry: `splits`, `lower_split`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
+from flambeau.base.record import replace
 from flambeau.kernel.dsl import Module
 from flambeau.kernel.target import Target
 from flambeau.kernel.types import i64, ptr

@@ -11,21 +11,21 @@ May not know: tensors, caches, threads: a template is arithmetic on sizes. Entry
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
+from flambeau.base.record import record
 from flambeau.kernel.dsl import Module
 
 
-@dataclass(frozen=True)
+@record(hidden=("build",))
 class Recipe:
     """How to make a kernel: `build(target, *parameters)`. Name and parameters are its key in the kernel cache."""
 
     name: str
     parameters: tuple
-    build: Callable[..., Module] = field(compare=False, repr=False)
+    build: Callable[..., Module]
 
 
-@dataclass(frozen=True)
+@record
 class Launch:
     """One kernel over units [0, params[0]).
 
@@ -41,7 +41,7 @@ class Launch:
     flops: int = 0
 
 
-@dataclass(frozen=True)
+@record
 class Lowered:
     """Launches in order, each after the one before has ended, and the sizes of the scratch buffers they share.
 

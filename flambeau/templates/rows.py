@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from flambeau.base.record import record
 from flambeau.core.dtype import BY_NAME
 from flambeau.kernel.complexes import Complex
 from flambeau.kernel.dsl import Function, Value
@@ -20,7 +20,7 @@ from flambeau.kernel.types import Type, i64
 from flambeau.templates.loop_program import MEMORY, REGISTER
 
 
-@dataclass(frozen=True)
+@record
 class Rows:
     """`entries` are (size, step of each operand) of the dims that number the rows, slow first; `steps` run along a row."""
 

@@ -18,7 +18,7 @@ from tests.kernel import samples
 
 # Asks for kernels as another process would: prints the statistics and whether LLVM was loaded.
 CHILD = """
-import dataclasses, json, sys, time
+import json, sys, time
 from flambeau.kernel import cache
 from tests.kernel import samples
 
@@ -28,7 +28,7 @@ for factor in json.loads(sys.argv[1]):
     address = cache.address("scale_add", (factor,), samples.scale_add)
     times.append(time.perf_counter() - start)
     samples.run_scale_add(address, float(sys.argv[2]) if len(sys.argv) > 2 else factor)
-print(json.dumps(dataclasses.asdict(cache.statistics()) | {"llvm": "llvmlite" in sys.modules, "times": times}))
+print(json.dumps(vars(cache.statistics()) | {"llvm": "llvmlite" in sys.modules, "times": times}))
 """
 
 
