@@ -44,6 +44,7 @@ from flambeau.counting_forms import *  # noqa: F403
 from flambeau.counting_forms import install as _install_counting
 from flambeau.functional_forms import *  # noqa: F403
 from flambeau.linear_algebra_forms import *  # noqa: F403
+from flambeau.linear_algebra_forms import install as _install_linear_algebra
 from flambeau.nn.normalisation_forms import native_batch_norm
 from flambeau.indexing import *  # noqa: F403
 from flambeau.indexing import install as _install_indexing
@@ -71,6 +72,7 @@ globals().update(ALIASES)
 _install_factories()
 _install_shapes()
 _install_joins()
+_install_linear_algebra()
 _install_indexing()
 _install_hand_written()
 _install_reductions()

@@ -53,7 +53,7 @@ def _max_pool(rank: int) -> tuple[Callable, Callable]:
 
 def _adaptive_max_pool(rank: int) -> tuple[Callable, Callable]:
     def with_indices(input: Tensor, output_size: Any, return_indices: bool = False) -> tuple[Tensor, Tensor]:
-        return REGISTRY["adaptive_max_pool"](input, sizes_of(rank, output_size))
+        return REGISTRY["adaptive_max_pool"](input, sizes_of(rank, output_size, input.ndim))
 
     def pool(input: Tensor, output_size: Any, return_indices: bool = False) -> Any:
         found = with_indices(input, output_size)

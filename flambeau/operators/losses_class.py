@@ -277,7 +277,7 @@ class multi_margin_loss(Loss):
         rows, labels = (ops["reshape"](x, (1, classes)), ops["reshape"](target, (1,))) if single else (x, target)
         if labels.spec.ndim != 1 or labels.spec.shape[0] != rows.spec.shape[0]:
             raise RuntimeError(f"multi_margin_loss: inconsistent target size, expected [{rows.spec.shape[0]}] but got {list(target.spec.shape)}.")
-        column = ops["reshape"](pick_class(rows, labels), (rows.spec.shape[0], 1))
+        column = ops["gather"](rows, 1, ops["reshape"](labels, (rows.spec.shape[0], 1)))
         terms = zero_below(ops["add"](ops["rsub"](column, margin), rows))
         if p == 2:
             terms = ops["square"](terms)

@@ -138,27 +138,29 @@ class avg_pool3d(PooledMean):
 # ------------------------------------------------------------------ adaptive means
 def adaptive_body(rank: int):
     def body(input, output_size):
-        return adaptive_avg_pool(input, sizes_of(rank, output_size))
+        return adaptive_avg_pool(input, sizes_of(rank, output_size, input.spec.ndim))
     return body
 
 
 def adaptive_meta(rank: int):
     def meta(op, s, output_size):
-        sizes = target_sizes(op.name, s, sizes_of(rank, output_size))
+        sizes = target_sizes(op.name, s, sizes_of(rank, output_size, s.ndim))
         return Spec.of((*s.shape[:s.ndim - rank], *sizes), s.dtype, s.device)
     return meta
 
 
 def adaptive_reference(rank: int):
     def reference(x, output_size):
-        return adaptive_avg_pool.rules.reference(x, sizes_of(rank, output_size))
+        return adaptive_avg_pool.rules.reference(x, sizes_of(rank, output_size, x.ndim))
     return reference
 
 
-def sizes_of(rank: int, output_size) -> tuple:
-    """One size per dim; None stands for the input's."""
+def sizes_of(rank: int, output_size, ndim: int) -> tuple:
+    """One size per dim; None stands for the input's. Raises: ValueError for an input with too few dims."""
     if output_size is None or isinstance(output_size, int):
         return (output_size,) * rank
+    if ndim <= len(output_size):
+        raise ValueError(f"adaptive pooling: Input dimension should be at least {len(output_size) + 1}, got {ndim} for output_size={list(output_size)}.")
     if len(output_size) != rank:
         raise RuntimeError(f"adaptive pooling: output_size must be a number or {rank} numbers, got {list(output_size)}.")
     return tuple(output_size)
