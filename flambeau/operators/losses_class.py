@@ -271,6 +271,8 @@ class multi_margin_loss(Loss):
         if p not in (1, 2):
             raise ValueError(f"multi_margin_loss: only p == 1 and p == 2 supported, got p={p}.")
         classes = x.spec.shape[-1] if x.spec.ndim else 1
+        if weight is not None and weight.spec.ndim != 1:
+            raise ValueError(f"multi_margin_loss: weight must be one-dimensional, got {list(weight.spec.shape)}.")
         if weight is not None and tuple(weight.spec.shape) != (classes,):
             raise RuntimeError(f"multi_margin_loss: inconsistent weight size: expected [{classes}] but got {list(weight.spec.shape)}.")
         single = x.spec.ndim < 2
