@@ -14,8 +14,9 @@ from flambeau.engine import callform
 from flambeau.interop.arrays import from_numpy
 from flambeau.ir.op import REGISTRY
 from flambeau.operators.powers import SIMPLE
+from flambeau.random import rand
 
-__all__ = ["allclose", "equal", "polygamma", "pow", "where"]
+__all__ = ["allclose", "equal", "polygamma", "pow", "rrelu", "rrelu_", "where"]
 
 _power, _power_of_number = REGISTRY["power"], REGISTRY["power_of_number"]
 
@@ -82,6 +83,27 @@ def equal(input: Tensor, other: Tensor) -> bool:
 def polygamma(n: int, input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """The n-th derivative of digamma. Raises: RuntimeError for a negative n."""
     return REGISTRY["polygamma"](input, n, out=out)
+
+
+def rrelu(input: Tensor, lower: float = 1.0 / 8, upper: float = 1.0 / 3, training: bool = False, inplace: bool = False) -> Tensor:
+    """x above zero; below, x times a slope drawn from [lower, upper] per element in training, their mean otherwise.
+
+    Raises: RuntimeError unless 0 <= lower <= upper.
+    """
+    if not 0 <= lower <= upper:
+        raise RuntimeError(f"rrelu: Lower bound should be less than or equal to the upper bound, got lower={lower} and upper={upper}. "
+                           f"Swap them.")
+    if not training:
+        op = REGISTRY["leaky_relu"]
+        return (op.in_place if inplace else op.function)(input, (lower + upper) / 2)
+    slopes = rand(tuple(input.shape), dtype=input.dtype, device=input.device) * (upper - lower) + lower
+    result = REGISTRY["where"](input > 0, input, input * slopes)
+    return input.copy_(result) if inplace else result
+
+
+def rrelu_(input: Tensor, lower: float = 1.0 / 8, upper: float = 1.0 / 3, training: bool = False) -> Tensor:
+    """In-place form of `rrelu`."""
+    return rrelu(input, lower, upper, training, True)
 
 
 # ---------------------------------------------------------------------- operators that write in place

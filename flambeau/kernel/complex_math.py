@@ -42,6 +42,15 @@ def over_i(z: Complex) -> Complex:
     return Complex(z.imag, -z.real)
 
 
+def is_finite(k: Function, x: Value) -> Value:
+    return k.math("fabs", x) < INFINITY
+
+
+def is_infinite(k: Function, z: Complex) -> Value:
+    """Whether either part is infinite."""
+    return k.math("fabs", z.real).eq(INFINITY) | k.math("fabs", z.imag).eq(INFINITY)
+
+
 def shifted(z: Complex, by: float) -> Complex:
     """z + by, with the sign of a zero imaginary part kept: it says on which side of a cut z lies."""
     return Complex(z.real + by, z.imag)
@@ -64,9 +73,11 @@ def from_polar(k: Function, size: Value, phase: Value) -> Complex:
 # ---------------------------------------------------------------------- exponentials and powers
 def exp(k: Function, z: Complex) -> Complex:
     """e**z; real where z is."""
+    endless = ~is_finite(k, z.imag)
+    y = k.select(endless & z.real.eq(-INFINITY), 0.0, z.imag)
     size = vmath.exp(k, z.real)
-    imag = size * vmath.sin(k, z.imag)
-    return Complex(size * vmath.cos(k, z.imag), k.select(z.imag.eq(0.0), z.imag, imag))
+    real = k.select(endless & z.real.eq(INFINITY), INFINITY, size * vmath.cos(k, y))
+    return Complex(real, k.select(y.eq(0.0), y, size * vmath.sin(k, y)))
 
 
 def exp2(k: Function, z: Complex) -> Complex:
@@ -150,12 +161,20 @@ def sigmoid(k: Function, z: Complex) -> Complex:
 # ---------------------------------------------------------------------- hyperbolic and circular
 def cosh(k: Function, z: Complex) -> Complex:
     """Hyperbolic cosine."""
-    return Complex(vmath.cosh(k, z.real) * vmath.cos(k, z.imag), vmath.sinh(k, z.real) * vmath.sin(k, z.imag))
+    x, y = z.real, z.imag
+    endless = ~is_finite(k, y) & k.math("fabs", x).eq(INFINITY)
+    real = k.select(endless, INFINITY, vmath.cosh(k, x) * vmath.cos(k, y))
+    flat = y.eq(0.0) | (x.eq(0.0) & ~is_finite(k, y))
+    zero = vmath.copysign(k, k.const(x.type, 0.0), vmath.copysign(k, k.const(x.type, 1.0), x) * vmath.copysign(k, k.const(x.type, 1.0), y))
+    return Complex(real, k.select(flat, zero, vmath.sinh(k, x) * vmath.sin(k, y)))
 
 
 def sinh(k: Function, z: Complex) -> Complex:
     """Hyperbolic sine."""
-    return Complex(vmath.sinh(k, z.real) * vmath.cos(k, z.imag), vmath.cosh(k, z.real) * vmath.sin(k, z.imag))
+    x, y = z.real, z.imag
+    kept = ~is_finite(k, y) & (x.eq(0.0) | k.math("fabs", x).eq(INFINITY))
+    real = k.select(kept, x, vmath.sinh(k, x) * vmath.cos(k, y))
+    return Complex(real, k.select(y.eq(0.0), y, vmath.cosh(k, x) * vmath.sin(k, y)))
 
 
 @in_double
@@ -169,7 +188,12 @@ def tanh(k: Function, z: Complex) -> Complex:
     real = beta * k.math("sqrt", k.fma(s, s, 1.0)) * s / below
     decay = vmath.exp(k, k.math("fabs", x) * -2.0)
     limit = vmath.sin(k, y) * vmath.cos(k, y) * 4.0 * decay
-    return Complex(k.select(far, vmath.copysign(k, k.const(x.type, 1.0), x), real), k.select(far, limit, t / below))
+    endless = ~is_finite(k, y)
+    end = k.math("fabs", x).eq(INFINITY)
+    limit = k.select(end & endless, vmath.copysign(k, k.const(x.type, 0.0), y), limit)
+    imag = k.select(y.eq(0.0), y, k.select(far, limit, t / below))
+    real = k.select(far & ~(endless & ~end), vmath.copysign(k, k.const(x.type, 1.0), x), k.select(x.eq(0.0), x, real))
+    return Complex(real, imag)
 
 
 def cos(k: Function, z: Complex) -> Complex:
@@ -192,21 +216,28 @@ def tan(k: Function, z: Complex) -> Complex:
 def asin(k: Function, z: Complex) -> Complex:
     """Inverse sine."""
     left, right = sqrt(k, shifted(-z, 1.0)), sqrt(k, shifted(z, 1.0))
-    return Complex(vmath.atan2(k, z.real, (left * right).real), vmath.asinh(k, (left.conj() * right).imag))
+    near = Complex(vmath.atan2(k, z.real, (left * right).real), vmath.asinh(k, (left.conj() * right).imag))
+    far = Complex(vmath.atan2(k, z.real, k.math("fabs", z.imag)), vmath.copysign(k, k.const(z.type, INFINITY), z.imag))
+    near = Complex(k.select(z.real.eq(0.0), z.real, near.real), near.imag)
+    return choose(k, is_infinite(k, z), far, near)
 
 
 @in_double
 def acos(k: Function, z: Complex) -> Complex:
     """Inverse cosine."""
     left, right = sqrt(k, shifted(-z, 1.0)), sqrt(k, shifted(z, 1.0))
-    return Complex(vmath.atan2(k, left.real, right.real) * 2.0, vmath.asinh(k, (right.conj() * left).imag))
+    near = Complex(vmath.atan2(k, left.real, right.real) * 2.0, vmath.asinh(k, (right.conj() * left).imag))
+    far = Complex(vmath.atan2(k, k.math("fabs", z.imag), z.real), vmath.copysign(k, k.const(z.type, INFINITY), -z.imag))
+    near = Complex(k.select(z.real.eq(0.0), k.const(z.type, HALF_PI), near.real), near.imag)
+    return choose(k, is_infinite(k, z), far, near)
 
 
 @in_double
 def acosh(k: Function, z: Complex) -> Complex:
     """Inverse hyperbolic cosine."""
     left, right = sqrt(k, shifted(z, -1.0)), sqrt(k, shifted(z, 1.0))
-    return Complex(vmath.asinh(k, (left.conj() * right).real), vmath.atan2(k, left.imag, right.real) * 2.0)
+    near = Complex(vmath.asinh(k, (left.conj() * right).real), vmath.atan2(k, left.imag, right.real) * 2.0)
+    return choose(k, is_infinite(k, z), Complex(k.const(z.type, INFINITY), vmath.atan2(k, z.imag, z.real)), near)
 
 
 def asinh(k: Function, z: Complex) -> Complex:
@@ -222,9 +253,13 @@ def atanh(k: Function, z: Complex) -> Complex:
     gap = k.const(x.type, 1.0) - x
     square = y * y
     real = vmath.log1p(k, x * 4.0 / k.fma(gap, gap, square)) * 0.25
+    pole = gap.eq(0.0) & (k.math("fabs", y) < 2.0**-500)  # y squared is 0 there
+    real = k.select(pole, vmath.log(k, 2.0 / k.math("fabs", y)) * 0.5, real)
     imag = vmath.atan2(k, y * 2.0, k.fma(gap, x + 1.0, -square)) * 0.5
-    imag = k.select(far, vmath.copysign(k, k.const(x.type, HALF_PI), y), imag)
-    return Complex(vmath.copysign(k, k.select(far, (1.0 / Complex(x, y)).real, real), z.real), imag)
+    imag = k.select(far & ~y.is_nan(), vmath.copysign(k, k.const(x.type, HALF_PI), y), imag)
+    small = k.select(is_infinite(k, z), 0.0, (1.0 / Complex(x, y)).real)
+    real = k.select(x.eq(0.0), x, k.select(far, small, real))
+    return Complex(vmath.copysign(k, real, z.real), imag)
 
 
 def atan(k: Function, z: Complex) -> Complex:

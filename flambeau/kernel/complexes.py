@@ -10,7 +10,7 @@ from flambeau.kernel.types import Type
 
 
 class Complex:
-    """real + imag*i, lane by lane; the other operand may be real."""
+    """real + imag*i, lane by lane; a real operand leaves the other part alone (inf * 0 is NaN, and -0.0 has a meaning)."""
 
     __slots__ = ("real", "imag")
 
@@ -35,20 +35,30 @@ class Complex:
         real = other if isinstance(other, Value) else k.const(self.type, other)
         return Complex(real, k.const(real.type, 0.0))
 
+    @staticmethod
+    def _is_real(other) -> bool:
+        return not isinstance(other, (Complex, complex))
+
     def __add__(self, other):
+        if self._is_real(other):
+            return Complex(self.real + other, self.imag)
         o = self._other(other)
         return Complex(self.real + o.real, self.imag + o.imag)
 
     __radd__ = __add__
 
     def __sub__(self, other):
+        if self._is_real(other):
+            return Complex(self.real - other, self.imag)
         o = self._other(other)
         return Complex(self.real - o.real, self.imag - o.imag)
 
     def __rsub__(self, other):
-        return self._other(other) - self
+        return -self + other if self._is_real(other) else self._other(other) - self
 
     def __mul__(self, other):
+        if self._is_real(other):
+            return Complex(self.real * other, self.imag * other)
         o = self._other(other)
         return Complex(self.real * o.real - self.imag * o.imag, self.real * o.imag + self.imag * o.real)
 
@@ -56,6 +66,8 @@ class Complex:
 
     def __truediv__(self, other):
         """Smith's division (CACM 5(8), 1962): no overflow in the squares."""
+        if self._is_real(other):
+            return Complex(self.real / other, self.imag / other)
         o, k = self._other(other), self.real.k
         flat = k.math("fabs", o.real) >= k.math("fabs", o.imag)
         big, small = k.select(flat, o.real, o.imag), k.select(flat, o.imag, o.real)

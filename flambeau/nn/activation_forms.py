@@ -14,7 +14,7 @@ from typing import Any
 from flambeau._tensor import Tensor
 from flambeau.core.dtype import dtype as DType
 from flambeau.ir.op import REGISTRY, Op
-from flambeau.random import rand
+from flambeau.pointwise_forms import rrelu, rrelu_
 
 __all__ = [
     "celu", "celu_", "elu", "elu_", "hardsigmoid", "hardswish", "hardtanh", "hardtanh_", "leaky_relu", "leaky_relu_", "log_softmax",
@@ -46,27 +46,6 @@ leaky_relu, elu, celu = (_with_inplace(n, 2) for n in ("leaky_relu", "elu", "cel
 threshold, hardtanh = (_with_inplace(n, 3) for n in ("threshold", "hardtanh"))
 relu_, selu_, celu_, elu_ = (REGISTRY[n].in_place for n in ("relu", "selu", "celu", "elu"))
 leaky_relu_, threshold_, hardtanh_ = (REGISTRY[n].in_place for n in ("leaky_relu", "threshold", "hardtanh"))
-
-
-def rrelu(input: Tensor, lower: float = 1.0 / 8, upper: float = 1.0 / 3, training: bool = False, inplace: bool = False) -> Tensor:
-    """x above zero; below, x times a slope drawn from [lower, upper] per element in training, their mean otherwise.
-
-    Raises: RuntimeError unless 0 <= lower <= upper.
-    """
-    if not 0 <= lower <= upper:
-        raise RuntimeError(f"rrelu: Lower bound should be less than or equal to the upper bound, got lower={lower} and upper={upper}. "
-                           f"Swap them.")
-    if not training:
-        op = REGISTRY["leaky_relu"]
-        return (op.in_place if inplace else op.function)(input, (lower + upper) / 2)
-    slopes = rand(tuple(input.shape), dtype=input.dtype, device=input.device) * (upper - lower) + lower
-    result = REGISTRY["where"](input > 0, input, input * slopes)
-    return input.copy_(result) if inplace else result
-
-
-def rrelu_(input: Tensor, lower: float = 1.0 / 8, upper: float = 1.0 / 3, training: bool = False) -> Tensor:
-    """In-place form of `rrelu`."""
-    return rrelu(input, lower, upper, training, True)
 
 
 # ---------------------------------------------------------------------- softmax and relatives

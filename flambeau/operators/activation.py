@@ -173,6 +173,14 @@ class glu(Composite):
         half = input.spec.shape[canonical_dim("glu", dim, input.spec.ndim)] // 2
         return ops["mul"](ops["narrow"](input, dim, 0, half), ops["sigmoid"](ops["narrow"](input, dim, half, half)))
 
+    def vjp(g, out, input, dim):
+        ops = REGISTRY
+        half = out.spec.shape[canonical_dim("glu", dim, input.spec.ndim)]
+        s = ops["sigmoid"](ops["narrow"](input, dim, half, half))
+        of_value = ops["mul"](g, s)
+        of_gate = ops["mul"](ops["mul"](g, out), ops["sub"](1, s))
+        return (ops["cat"]((of_value, of_gate), dim),)
+
     def reference(x, dim=-1):
         a, b = np.split(x, 2, axis=dim)
         return a / (1 + np.exp(-b))
