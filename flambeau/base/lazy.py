@@ -1,4 +1,4 @@
-"""Modules that are loaded when first used: importing Flambeau must not pay for NumPy.
+"""Modules that are loaded when first used: importing Flambeau must not pay for NumPy, nor for what only a first kernel needs.
 
     from flambeau.base.lazy import np
 """
@@ -21,6 +21,8 @@ class LazyModule:
         return value
 
 
+hashlib: Any = LazyModule("hashlib")  # brings in OpenSSL
+json: Any = LazyModule("json")
 np: Any = LazyModule("numpy")
 scipy_special: Any = LazyModule("scipy.special")
 scipy_linalg: Any = LazyModule("scipy.linalg")

@@ -27,17 +27,15 @@ from __future__ import annotations
 
 import copy
 import functools
-import hashlib
-import importlib.util
 import os
 import re
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from flambeau.base import stages
+from flambeau.base.lazy import hashlib
 from flambeau.base.record import record
 from flambeau.base.settings import settings
 from flambeau.kernel import compile as compiler
@@ -49,7 +47,7 @@ from flambeau.kernel.target import Target
 Build = Callable[..., Module]
 Symbols = dict[str, int]
 
-_PACKAGE = Path(__file__).resolve().parent.parent  # flambeau/
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))  # flambeau/
 _USES_TILES = 1  # flag of an entry
 
 
@@ -133,7 +131,9 @@ def _missing(request: _Request, build: Build) -> Symbols:
     start = time.perf_counter()
     override = _override_file(request)
     if override is not None:
-        return _loaded(_compiled(request, override.read_text(), 0.0, f" from {override}"))
+        with open(override, encoding="utf-8") as stream:
+            edited = stream.read()
+        return _loaded(_compiled(request, edited, 0.0, f" from {override}"))
     environment = _environment(target, _sources_of(build))
     disk = store.opened(settings.cache_dir, environment) if environment else None
     identity = _digest(f"{request.name} {request.text}")
@@ -214,16 +214,22 @@ def _environment(target: Target, sources: tuple[str, ...]) -> str:
     """Digest of all that shapes code besides the key; empty if a source is not a file (an interactive session):
     then nothing is kept on disk."""
     digest = hashlib.blake2b(f"{store.FORMAT} {target.key} {_llvm_version()}".encode(), digest_size=12)
-    for source in sorted({str(_PACKAGE / "kernel"), str(_PACKAGE / "templates"), str(_PACKAGE / "operators"), *sources}):
-        path = Path(source)
-        files = sorted(path.rglob("*.py")) if path.is_dir() else [path]
-        for file in files:
+    for source in sorted({*(os.path.join(_PACKAGE, part) for part in ("kernel", "templates", "operators")), *sources}):
+        for file in _python_files(source):
             try:
-                content = file.read_bytes()
+                with open(file, "rb") as stream:
+                    content = stream.read()
             except OSError:
                 return ""
-            digest.update(f"{file.name} {len(content)} ".encode() + content)
+            digest.update(f"{os.path.basename(file)} {len(content)} ".encode() + content)
     return digest.hexdigest()
+
+
+def _python_files(source: str) -> list[str]:
+    """The sources in a folder and those in it, or the one file."""
+    if not os.path.isdir(source):
+        return [source]
+    return sorted(os.path.join(folder, name) for folder, _, names in os.walk(source) for name in names if name.endswith(".py"))
 
 
 def _sources_of(build: Build) -> tuple[str, ...]:
@@ -238,31 +244,36 @@ def _sources_of(build: Build) -> tuple[str, ...]:
 
 @functools.cache
 def _sources_in(filename: str) -> tuple[str, ...]:
-    path = Path(filename).resolve()
-    if path.is_relative_to(_PACKAGE) and path.parent != _PACKAGE:
-        return (str(_PACKAGE / path.relative_to(_PACKAGE).parts[0]),)
-    return (str(path),)
+    path = os.path.realpath(filename)
+    inside = path.removeprefix(_PACKAGE + os.sep)
+    if inside != path and os.sep in inside:
+        return (os.path.join(_PACKAGE, inside.split(os.sep)[0]),)
+    return (path,)
 
 
 @functools.cache
 def _llvm_version() -> str:
     """llvmlite's version, read from its file: importing it is what a warm start avoids."""
+    import importlib.util  # only wanted by the first kernel that is not in memory
+
     spec = importlib.util.find_spec("llvmlite")
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         try:
-            return Path(folder, "_version.py").read_text()
+            with open(os.path.join(folder, "_version.py"), encoding="utf-8") as stream:
+                return stream.read()
         except OSError:
             continue
     return "none"
 
 
 # ---------------------------------------------------------------------- instruments
-def _override_file(request: _Request) -> Path | None:
-    if not settings.override:
+def _override_file(request: _Request) -> str | None:
+    """The edited module of a kernel; the newest number counts."""
+    if not settings.override or not os.path.isdir(settings.override):
         return None
-    label = request.label
-    found = [p for p in sorted(Path(settings.override).glob(f"*{label}.ll")) if re.fullmatch(rf"(\d+-)?{re.escape(label)}\.ll", p.name)]
-    return found[-1] if found else None
+    wanted = rf"(\d+-)?{re.escape(request.label)}\.ll"
+    found = [name for name in sorted(os.listdir(settings.override)) if re.fullmatch(wanted, name)]
+    return os.path.join(settings.override, found[-1]) if found else None
 
 
 def _forget() -> None:

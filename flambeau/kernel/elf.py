@@ -19,15 +19,14 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import json
 import mmap
 import os
-import platform
 import struct
 import sys
 import threading
 from collections.abc import Callable
 
+from flambeau.base.lazy import json
 from flambeau.base.record import record
 
 CODE, DATA = 0, 1  # the two blocks of an image
@@ -399,7 +398,7 @@ _FLUSH_AARCH64 = struct.pack(
 @functools.cache
 def _flush() -> Callable[[int, int], None]:
     """Makes [begin, end) executable as written; nothing to do on x86, whose caches are coherent."""
-    if platform.machine().lower() not in ("aarch64", "arm64"):
+    if os.uname().machine.lower() not in ("aarch64", "arm64"):
         return lambda begin, end: None
     # The routine itself needs none: Linux synchronises a page when it is first mapped executable.
     arena = _Arena(len(_FLUSH_AARCH64), 0)

@@ -16,7 +16,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
-import hashlib
 import itertools
 import os
 import stat
@@ -24,6 +23,7 @@ import struct
 import time
 import warnings
 
+from flambeau.base.lazy import hashlib
 from flambeau.base.record import record
 from flambeau.base.settings import settings
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import platform
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
@@ -185,10 +185,19 @@ NAMED = {
 
 
 # ---------------------------------------------------------------------- this machine
+def machine_name() -> str:
+    """What the system calls the processor's architecture."""
+    if hasattr(os, "uname"):
+        return os.uname().machine.lower()
+    import platform  # Windows; slow to load
+
+    return platform.machine().lower()
+
+
 @functools.cache
 def host() -> Target:
     """This machine, with everything it has. Other systems than Linux get their architecture's baseline."""
-    machine = platform.machine().lower()
+    machine = machine_name()
     arch = {"amd64": "x86_64", "arm64": "aarch64"}.get(machine, machine)
     if arch not in _UNIVERSE:
         raise RuntimeError(f"target: machine must be x86_64 or aarch64, got {machine}. Kernels cannot be made here.")

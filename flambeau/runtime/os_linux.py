@@ -11,7 +11,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-import platform
 
 from flambeau.kernel.dsl import Function, Value
 from flambeau.kernel.types import i32, i64
@@ -22,7 +21,7 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _PROT_READ_WRITE = 3
 _MAP_PRIVATE_ANONYMOUS = 0x22
 _MADV_HUGEPAGE = 14
-_SYS_FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine(), 202)
+_SYS_FUTEX = {"x86_64": 202, "aarch64": 98}.get(os.uname().machine, 202)
 _FUTEX_WAIT_PRIVATE = 128
 _FUTEX_WAKE_PRIVATE = 129
 # musl gives threads 128 KiB unless told, kernels may keep tiles on the stack.

@@ -6,9 +6,9 @@ May not know: graphs. `loop_nest` turns a program into a kernel; `schedule.progr
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
+from flambeau.base.record import record
 from flambeau.kernel import types as t
 from flambeau.kernel.types import Type
 
@@ -22,7 +22,7 @@ MEMORY: dict[str, Type] = {
 REGISTER: dict[str, Type] = MEMORY | {"bool": t.i1, "float16": t.f32, "bfloat16": t.f32}
 
 
-@dataclass(frozen=True)
+@record
 class Ref:
     """An instruction's result, by position in the program."""
 
@@ -32,7 +32,7 @@ class Ref:
         return f"%{self.index}"
 
 
-@dataclass(frozen=True)
+@record
 class Load:
     """slot[access]; access has per domain dim 0 (no step), 1 or -1 (unit step of the vector dim) or a block position, and at its
     end the block position of a constant offset (0: none)."""
@@ -43,7 +43,7 @@ class Load:
     indices: tuple[tuple[Ref, int], ...] = ()  # moved by (checked index, block position of the stride)
 
 
-@dataclass(frozen=True)
+@record
 class Check:
     """An index into a dim as an int64 value: negative ones count from the end if `wrap`; one out of bounds is reported and becomes 0.
 
@@ -59,20 +59,20 @@ class Check:
     error: int
 
 
-@dataclass(frozen=True)
+@record
 class Iota:
     """Sum of coordinate * step over the domain dims, plus nothing: an int64 value."""
 
     access: tuple[int, ...]
 
 
-@dataclass(frozen=True)
+@record
 class Constant:
     value: Any
     dtype: str
 
 
-@dataclass(frozen=True)
+@record
 class Scalar:
     """A number given at run time in a slot: `kind` f (float64 bits) or i (int64)."""
 
@@ -80,7 +80,7 @@ class Scalar:
     kind: str
 
 
-@dataclass(frozen=True)
+@record
 class Apply:
     """`op.lower(k, *args)`: Refs in `args` are converted to the `compute` types in turn."""
 
@@ -90,7 +90,7 @@ class Apply:
     dtype: str
 
 
-@dataclass(frozen=True)
+@record
 class Reduce:
     """Combine `arg` over the inner dims, over "all" (inner dims and units), or over the "units" alone. A tuple of outputs."""
 
@@ -102,9 +102,10 @@ class Reduce:
     index: tuple[int, ...] = ()  # access of the element's index, for reductions that keep one
     over: str = "inner"
     count: int = 0  # block position of the number of elements reduced
+    stage: str = "whole"  # "partial" gives its state, unfinished; "final" combines such states
 
 
-@dataclass(frozen=True)
+@record
 class Part:
     """Output `index` of a Reduce."""
 
@@ -112,7 +113,7 @@ class Part:
     index: int
 
 
-@dataclass(frozen=True)
+@record
 class Store:
     """`combine` (a pointwise op of two operands) merges the value with what is there; `indices` move the place as those of a Load."""
 
@@ -125,7 +126,7 @@ class Store:
     combine: str = ""
 
 
-@dataclass(frozen=True)
+@record
 class Keep:
     """Hold a full value in a per-thread row so that later stages read it instead of computing it again."""
 
@@ -133,7 +134,7 @@ class Keep:
     value: Ref
 
 
-@dataclass(frozen=True)
+@record
 class LoopNest:
     """See the module. `outer` and `inner` count dims; with vector="outer" the last outer dim is the vector dim.
 
