@@ -21,7 +21,7 @@ from flambeau.engine import callform, eager, in_place
 from flambeau.engine.plan import allocate
 from flambeau.ir import bind, tracing
 from flambeau.ir.graph import Value
-from flambeau.ir.op import IN_PLACE, INDEXING, METHODS, REGISTRY, Op
+from flambeau.ir.op import FUNCTIONS, IN_PLACE, INDEXING, METHODS, REGISTRY, Op
 
 
 class Storage:
@@ -495,7 +495,24 @@ def has_override(kind: type) -> bool:
     return kind.__torch_function__.__func__ is not _own_override.__func__ if hasattr(kind.__torch_function__, "__func__") else True
 
 
+def own_function(func):
+    """Flambeau's function for one of PyTorch's that was called on a Flambeau tensor; its own are themselves.
+
+    Raises: TypeError if there is none (running PyTorch's would ask us again without end).
+    """
+    module, name = getattr(func, "__module__", None) or "torch", getattr(func, "__name__", "")
+    if not module.startswith("torch"):
+        return func
+    for public in (name, "nn.functional." + name):
+        if public in FUNCTIONS:
+            return FUNCTIONS[public].function
+    if name in METHODS:
+        return METHODS[name].function
+    raise TypeError(f"{name}: this function of PyTorch has no counterpart for flambeau.Tensor. Convert the tensor, with torch.from_numpy(x.numpy()) for instance.")
+
+
 def default_override(cls: type, func, args: tuple, kwargs: dict):
+    func = own_function(func)
     _disabled.append(True)
     try:
         result = func(*args, **kwargs)
