@@ -27,3 +27,4 @@ from flambeau.operators import linear_algebra_lu  # noqa: F401
 from flambeau.operators import linear_algebra_spectral  # noqa: F401
 from flambeau.operators import linear_algebra_least  # noqa: F401
 from flambeau.operators import fourier  # noqa: F401
+from flambeau.operators import random_counts  # noqa: F401
