@@ -86,11 +86,14 @@ class BatchLevel(Level):
         return value if dim is not None else REGISTRY["expand"](value, (self.size, *value.spec.shape))
 
     def _aligned(self, op: Op, args: tuple) -> tuple:
-        """Arguments with the batch dim in front of every tensor, and dims of size 1 behind it up to the longest of them."""
-        longest = max(t.spec.ndim for t in op.tensors(args))
+        """Arguments with the batch dim in front of every tensor, and dims of size 1 behind it so that the op's own batch dims line up."""
+        tensors = op.tensors(args)
+        cores = op.rules.core_ndims or (0,) * len(tensors)
+        lead = max(t.spec.ndim - core for t, core in zip(tensors, cores))
+        core_of = iter(cores)
 
         def align(x: Tensor) -> Tensor:
-            missing = longest - x.spec.ndim
+            missing = lead - (x.spec.ndim - next(core_of))
             x = self._with_batch(x)
             return REGISTRY["reshape"](x, (self.size, *(1,) * missing, *x.spec.shape[1:])) if missing else x
 

@@ -1,7 +1,8 @@
 """Forward-mode derivatives: tensors with a tangent, and the jvp of any op.
 
-A declared `jvp(out_or_None, primals, tangents)`-free op derives its jvp from its vjp: the vjp is linear in the cotangent, and the transpose of that linear
-map is the jvp. The transposed graph is traced once per specs.
+An op's jvp is derived from its vjp: that is linear in the cotangent, and the transpose of the linear map is the jvp. The transposed graph
+is traced once per specs. A declaration may say otherwise: `jvp = LINEAR`, or a function `jvp(tangents, out, *args)`, where `tangents` has
+one entry per tensor parameter (None where there is none), that returns the tangent of each output.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from flambeau.core.spec import NumberSpec, Spec
 from flambeau.engine import eager
 from flambeau.func.levels import Level
 from flambeau.ir import bind, tracing
+from flambeau.ir.kinds import LINEAR
 from flambeau.ir.op import REGISTRY, Op
 from flambeau.tape import record as tape
 from flambeau.tape.backward import run_backward
@@ -38,6 +40,12 @@ class ForwardLevel(Level):
         return wrapped if isinstance(out, tuple) else wrapped[0]
 
     def _tangents(self, op: Op, args: tuple, outs: tuple, tangents: list) -> list:
+        rule = op.rules.jvp
+        if rule == LINEAR and len(tangents) == 1:
+            return [op(*op.map_tensors(lambda x: x if isinstance(x.spec, NumberSpec) else tangents[0], args))]
+        if callable(rule):
+            found = rule(tuple(tangents), outs[0] if op.outputs == 1 else outs, *args)
+            return list(found) if isinstance(found, tuple) else [found]
         info = eager.info_for(op, args)
         mask = tuple(d is not None for d in tangents)
         inputs = eager.inputs_of(op, args)

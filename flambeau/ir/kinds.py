@@ -53,6 +53,8 @@ class Declaration:
     vjp: Any = None
     jvp: Any = DERIVED
     batch: Any = DERIVED
+    core_ndims: Sequence[int] = ()  # with LEADING, dims of an element of each operand, where they are not all alike
+    prepared: Callable | None = None  # prepared(*args) -> args: what inputs must have gone through for the gradient to hold
     reference: Any = None
     samples: Any = None
     required: Sequence[str] = ("signature", "meta", "vjp", "reference", "samples")

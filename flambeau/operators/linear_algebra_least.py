@@ -209,6 +209,7 @@ def reflected(a, tau, x, i: int, conjugate: bool = False):
 class householder_product(Factorisation):
     """The first columns of the product of Householder reflectors that `geqrf` gives."""
 
+    core_ndims = (2, 1)
     functions = ("linalg.householder_product", "orgqr")
     methods = ("orgqr",)
 
@@ -409,6 +410,7 @@ class ldl_solve(Factorisation):
     """x with A x = B from the factors of `ldl_factor`."""
 
     functions = ("linalg.ldl_solve",)
+    core_ndims = (2, 1, 2)
 
     def signature(LD: Tensor, pivots: Tensor, B: Tensor, *, hermitian=False): ...
 

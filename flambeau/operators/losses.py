@@ -414,8 +414,10 @@ class poisson_nll_loss(Loss):
         else:
             terms = ops["sub"](x, ops["mul"](t, ops["log"](ops["add"](x, eps))))
         if full:
-            stirling = ops["add"](ops["sub"](ops["mul"](t, ops["log"](t)), t), ops["mul"](ops["log"](ops["mul"](t, 2 * math.pi)), 0.5))
-            terms = ops["add"](terms, ops["where"](ops["le"](t, 1), 0.0, stirling))
+            few = ops["le"](t, 1)
+            n = ops["where"](few, 1.0, t)  # the branch not taken must not have NaN gradients
+            stirling = ops["add"](ops["sub"](ops["mul"](n, ops["log"](n)), n), ops["mul"](ops["log"](ops["mul"](n, 2 * math.pi)), 0.5))
+            terms = ops["add"](terms, ops["where"](few, 0.0, stirling))
         return reduced(terms, chosen("poisson_nll_loss", size_average, reduce, reduction))
 
     def reference(x, t, log_input=True, full=False, size_average=None, eps=1e-8, reduce=None, reduction="mean"):

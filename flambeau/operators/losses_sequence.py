@@ -147,6 +147,11 @@ class ctc_gradient(External):
         yield case(t(2), *ctc_sample(t))
 
 
+def normalised(log_probs, *rest) -> tuple:
+    """Scores as the gradient takes them: log probabilities of one distribution per frame. For others it is as far off as PyTorch's."""
+    return REGISTRY["log_softmax"](log_probs, -1), *rest
+
+
 def merged_samples(size, dims, log_probs, targets, input_lengths, target_lengths) -> tuple:
     """A batch of batches as one: [B, T, N, C] becomes [T, B N, C], labels and lengths [B, N, ...] become [B N, ...]."""
     ops = REGISTRY
@@ -167,6 +172,7 @@ class ctc_terms(External):
 
     functions = ()
     methods = ()
+    prepared = normalised
 
     def signature(log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, blank=0, zero_infinity=False): ...
 
@@ -176,6 +182,10 @@ class ctc_terms(External):
 
     def run(ins, outs, args):
         outs[0][...] = ctc_values(*ins, *args[4:])
+
+    def jvp(tangents, out, log_probs, *rest):
+        ones = REGISTRY["full"](tuple(out.spec.shape), 1, dtype=out.spec.dtype, device=out.spec.device)
+        return REGISTRY["sum"](REGISTRY["mul"](ctc_gradient(ones, log_probs, *rest), tangents[0]), (0, 2))
 
     def batch(size, dims, *args):
         found = ctc_terms(*merged_samples(size, dims[:4], *args[:4]), *args[4:])
@@ -197,6 +207,7 @@ class ctc_loss(Composite):
 
     functions = ()
     methods = ()
+    prepared = normalised
 
     def signature(log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, blank=0, reduction="mean", zero_infinity=False): ...
 

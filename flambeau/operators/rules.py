@@ -16,17 +16,17 @@ from flambeau.ir.op import REGISTRY
 
 
 class Case:
-    """Arguments of one sample call; `raises` is (exception type, pattern) for wrong input."""
+    """Arguments of one sample call; `raises` is (exception type, pattern) for wrong input, `no_gradient` a pattern of why it has none."""
 
-    __slots__ = ("args", "kwargs", "raises")
+    __slots__ = ("args", "kwargs", "raises", "no_gradient")
 
-    def __init__(self, args: tuple, kwargs: dict, raises: tuple[type[Exception], str] | None = None):
-        self.args, self.kwargs, self.raises = args, kwargs, raises
+    def __init__(self, args: tuple, kwargs: dict, raises: tuple[type[Exception], str] | None = None, no_gradient: str = ""):
+        self.args, self.kwargs, self.raises, self.no_gradient = args, kwargs, raises, no_gradient
 
 
-def case(*args: Any, raises: tuple[type[Exception], str] | None = None, **kwargs: Any) -> Case:
+def case(*args: Any, raises: tuple[type[Exception], str] | None = None, no_gradient: str = "", **kwargs: Any) -> Case:
     """One sample: `case(t(2, 3), dim=1)`."""
-    return Case(args, kwargs, raises)
+    return Case(args, kwargs, raises, no_gradient)
 
 
 def is_tensor(x: Any) -> bool:

@@ -502,9 +502,10 @@ def _tape_any(analysis: Analysis, inputs: list, outs: tuple) -> None:
         o.node = (node, i)
 
 
-def make_taper(analysis: Analysis, inputs: list, outputs: int) -> Any:
+def make_taper(analysis: Analysis, outputs: int) -> Any:
     """`taper(*inputs, *outs)`: the node of an eager op, with everything that is known beforehand written out."""
-    numbers = tuple(not hasattr(x, "spec") for x in inputs)
+    # Not by the inputs: a trace may be the first to come here, and has stand-ins for numbers.
+    numbers = tuple(isinstance(s, NumberSpec) for s in flat_specs(analysis.info.args))
     key = (analysis.mask, analysis.saved_inputs, analysis.saved_outputs, analysis.differentiable, numbers, outputs)
     code = _taper_codes.get(key)
     if code is None:
@@ -587,7 +588,7 @@ def _first_analysis(info: eager.Info, bits: int, inputs: list) -> Any:
     if any(mask) and kinds and not (refused and op.rules.vjp.silent):
         analysis = analysis_of(info, mask, tuple(Spec.of(s.shape, s.dtype, s.device) for s in info.specs))
     if analysis is not None:
-        analysis = make_taper(analysis, inputs, len(info.specs))
+        analysis = make_taper(analysis, len(info.specs))
     info.by_bits[bits] = analysis
     return analysis
 

@@ -49,7 +49,7 @@ def tensor(array: Any) -> Tensor:
 def cases(op: Op, *, wrong: bool = False) -> list[Case]:
     """The op's sample calls, or those that must raise. Arrays that a declaration writes out become tensors."""
     return [
-        Case(with_tensors(c.args), with_tensors(c.kwargs), c.raises)
+        Case(with_tensors(c.args), with_tensors(c.kwargs), c.raises, c.no_gradient)
         for c in op.rules.samples(Maker(op)) if (c.raises is not None) == wrong
     ]
 
