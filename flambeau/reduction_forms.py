@@ -10,7 +10,7 @@ from typing import Any
 from flambeau._tensor import Tensor
 from flambeau.ir.op import REGISTRY
 
-__all__ = ["max", "median", "min", "nanmedian", "nanquantile", "quantile", "std", "std_mean", "var", "var_mean"]
+__all__ = ["cov", "max", "median", "min", "nanmedian", "nanquantile", "quantile", "std", "std_mean", "var", "var_mean"]
 
 
 def _given(**options: Any) -> dict[str, Any]:
@@ -96,7 +96,19 @@ def nanquantile(input: Tensor, q: Any, dim: int | None = None, keepdim: bool = F
     return _quantile("nanquantile", input, q, dim, keepdim, interpolation, out)
 
 
+def cov(input: Tensor, *, correction: int = 1, fweights: Tensor | None = None, aweights: Tensor | None = None) -> Tensor:
+    """Covariance matrix of variables in rows and observations in columns, weighted by counts `fweights` and by `aweights`.
+
+    Raises: RuntimeError where shapes or dtypes do not fit, or a weight is negative (as far as values are known).
+    """
+    found = REGISTRY["cov"](input, correction=correction, fweights=fweights, aweights=aweights)
+    for name, weights in (("fweights", fweights), ("aweights", aweights)):
+        if weights is not None and weights.ptr is not None and weights.numel() and REGISTRY["amin"](weights.detach(), ()).item() < 0:
+            raise RuntimeError(f"cov: {name} cannot be negative, got {REGISTRY['amin'](weights.detach(), ()).item()}.")
+    return found
+
+
 def install() -> None:
     """Hang the methods on Tensor."""
-    for f in (max, min, median, nanmedian, nanquantile, quantile, std, var):
+    for f in (cov, max, min, median, nanmedian, nanquantile, quantile, std, var):
         setattr(Tensor, f.__name__, f)
