@@ -1,5 +1,6 @@
 """Transforms of functions of tensors: grad, vjp, jvp, vmap, jacobians."""
 
+from flambeau.func.functional_call import functional_call, stack_module_state  # noqa: F401
 from flambeau.func.transforms import (  # noqa: F401
     grad,
     grad_and_value,
