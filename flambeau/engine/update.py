@@ -73,6 +73,22 @@ def plan_for(function: Callable, written: tuple[int, ...], values: Sequence[Any]
     return make_plan(graph, specs[0].device)
 
 
+def compute(function: Callable[..., tuple], tensors: Sequence[Any], numbers: Sequence[Any] = (), flags: tuple = ()) -> tuple:
+    """function(*tensors, *numbers, *flags), planned as one graph: a tuple of new tensors. No autograd."""
+    values = (*tensors, *numbers)
+    if bind.MODES or any([hasattr(x, "spec") and x.spec.is_slow for x in values]):
+        return function(*values, *flags)
+    key = (function, flags, "compute", *[x.spec if hasattr(x, "spec") else type(x) for x in values])
+    found = _plans.get(key)
+    if found is None:
+        if len(_plans) > MOST_PLANS:
+            _plans.clear()
+        specs = [x.spec.plain() if hasattr(x, "spec") else number_spec(type(x)) for x in values]
+        graph, _ = tracing.trace(lambda *stand_ins: function(*stand_ins, *flags), specs)
+        found = _plans[key] = (None, (), 0, make_plan(graph, specs[0].device))
+    return eager.run_plan(found[3], list(values))
+
+
 def run_slowly(function: Callable, written: tuple[int, ...], values: Sequence[Any], flags: tuple) -> None:
     """Op by op, through whatever interpreters are in force."""
     results = function(*values, *flags)
@@ -81,4 +97,4 @@ def run_slowly(function: Callable, written: tuple[int, ...], values: Sequence[An
         copy(values[i], value)
 
 
-__all__ = ["run", "run_slowly"]
+__all__ = ["compute", "run", "run_slowly"]
