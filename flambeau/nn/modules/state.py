@@ -94,7 +94,7 @@ def load(module: Any, state_dict: Mapping[str, Any], strict: bool, assign: bool,
         mine = {} if metadata is None else metadata.get(prefix[:-1], {})
         if assign:
             mine = {**mine, "assign_to_params_buffers": True}
-        m._load_from_state_dict(local, prefix, mine, strict, missing, unexpected, errors)
+        m._load_from_state_dict(local, prefix, mine, True, missing, unexpected, errors)  # the keys are listed in any case
         for name, child in m._modules.items():
             if child is not None:
                 start = prefix + name + "."
