@@ -32,7 +32,7 @@ HARD_MAX_LINES = 1200
 LONG: dict[str, str] = {}  # path: why it is one file
 
 REFUSED_NAME = re.compile(r"^(utils?|helpers?|misc|common|stuff|.*_v\d+|new_.*)$")
-PUBLIC_NAMES = {"flambeau/utils", "flambeau/nn/utils"}  # PyTorch has them
+PUBLIC_NAMES = {"flambeau/utils", "flambeau/nn/utils", "flambeau/nn/modules/utils"}  # PyTorch has them
 
 # A folder at the root of a file system where people or services keep their files. Not after a word, a dot or a slash: that is a URL.
 MACHINE_PATH = re.compile(r"(?<![\w.~/*-])/(root|work|home|users|mnt|scratch|workspace)(?=/\w)|[a-z]:\\users\\", re.IGNORECASE)

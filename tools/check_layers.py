@@ -32,11 +32,11 @@ LAYERS: dict[int, tuple[str, ...]] = {
     4: ("operators", "schedule"),
     5: ("passes", "engine"),
     6: ("_tensor", "tape", "autograd"),
-    7: ("func", "capture"),
+    7: ("func", "capture", "counting_forms", "reduction_forms"),
     8: ("compiler", "export"),
     9: (
-        "nn", "optim", "distributions", "linalg", "fft", "special", "random", "serialization", "interop", "utils", "amp", "testing",
-        "profiler", "library", "backends", "ops",
+        "nn", "optim", "distributions", "linalg", "fft", "masked", "special", "random", "serialization", "interop", "utils", "amp",
+        "testing", "profiler", "library", "backends", "ops",
     ),
     10: ("quantization", "distributed"),
     11: ("models", "hub", "tools"),
@@ -50,12 +50,17 @@ ROOT_LAYER = 10.5
 SAME_LAYER: dict[tuple[str, str], str] = {
     ("runtime", "kernel"): "the runtime's own machine code (thread pool, launch) is written in the kernel DSL",
     ("engine", "passes"): "a plan is made of a graph that passes have decomposed",
-    ("_tensor", "autograd"): "a tensor carries its place on the tape",
+    ("_tensor", "tape"): "a tensor carries its place on the tape",
+    ("autograd", "_tensor"): "autograd's functions take and give tensors",
+    ("autograd", "tape"): "autograd is the public face of the tape",
     ("optim", "nn"): "optimisers take parameters",
     ("nn", "random"): "initialisation draws random numbers",
+    ("nn", "linalg"): "orthogonal initial values and parametrisations factorise",
     ("serialization", "nn"): "files hold parameters, which are loaded as such",
     ("interop", "serialization"): "safetensors files become tensors as checkpoints do",
     ("utils", "nn"): "torch.utils has functions about modules and their parameters",
+    ("utils", "random"): "samplers draw, checkpoints put random numbers back",
+    ("utils", "interop"): "loaders convert arrays and share tensors between processes",
 }
 
 # Modules and packages that may import flambeau inside functions.
@@ -63,6 +68,7 @@ LAZY: dict[str, str] = {
     "__init__": "public names load their package at first use, to keep the import quick",
     "operators": "families of ops load at first use",
     "cli": "a command loads only what it runs",
+    "interop": "multiprocessing is loaded when a tensor first moves into shared memory",
 }
 
 # From outside: what may be imported at the top of any module, and what only certain packages may.
