@@ -78,11 +78,12 @@ _NUMBER_SPECS: dict[type, NumberSpec] = {}
 
 
 def specs_of(op: Op, args: tuple) -> tuple:
-    """Arguments as a meta takes them: values replaced by their specs, numbers in tensor places by number specs."""
+    """Arguments as a meta takes them: values replaced by their specs, run-time numbers by number specs (a Scalar at its default is code)."""
     found = list(map_values(lambda v: v.spec.plain(), args))
     for i in op.scalar_positions:
-        if isinstance(found[i], (bool, int, float, complex)) and op.params[i].role == "Operand":
-            found[i] = number_spec(type(found[i]))
+        a, p = found[i], op.params[i]
+        if isinstance(a, (bool, int, float, complex)) and (p.role == "Operand" or a != p.default or type(a) is not type(p.default)):
+            found[i] = number_spec(type(a))
     return tuple(found)
 
 
