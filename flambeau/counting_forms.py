@@ -25,7 +25,10 @@ HistogramDD = namedtuple("histogramdd", ("hist", "bin_edges"))
 
 # ------------------------------------------------------------------ distinct elements
 def unique(input: Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None) -> Any:
-    """The distinct elements (or slices along `dim`), in order; with `return_inverse` where each element went, with `return_counts` how often it is there."""
+    """The distinct elements (or slices along `dim`), in order.
+
+    With `return_inverse` also where each element went, with `return_counts` how often each is there.
+    """
     if dim is not None and input.ndim:
         return _unique_slices(input, canonical_dim("unique", dim, input.ndim), return_inverse, return_counts)
     values, order = REGISTRY["sort"](input.reshape(-1), 0)
@@ -58,7 +61,13 @@ def _slice_shape(input: Tensor, at: int) -> tuple[int, ...]:
 def _unique_slices(input: Tensor, at: int, return_inverse: bool, return_counts: bool) -> Any:
     """Rows are sorted by their last column first, then stably by those before it."""
     if input.numel() == 0 and input.shape[at]:
-        raise RuntimeError(message("unique", "there are 0 sized dimensions, and they aren't selected, so unique cannot be applied", f"shape {list(input.shape)}"))
+        raise RuntimeError(
+            message(
+                "unique",
+                "there are 0 sized dimensions, and they aren't selected, so unique cannot be applied",
+                f"shape {list(input.shape)}",
+            )
+        )
     rows = _as_rows(input, at)
     order = REGISTRY["positions"](rows.shape[0], device=input.device)
     for column in range(rows.shape[1] - 1, -1, -1):
@@ -88,8 +97,16 @@ def _rows_differ(rows: Tensor) -> Tensor:
     return REGISTRY["cat"]((first, REGISTRY["to_dtype"](changed, int64)), 0)
 
 
-def _distinct(rows: Tensor, fresh: Tensor, order: Tensor | None, inverse_shape: tuple, return_inverse: bool, return_counts: bool, at: int,
-              slice_shape: tuple) -> Any:
+def _distinct(
+    rows: Tensor,
+    fresh: Tensor,
+    order: Tensor | None,
+    inverse_shape: tuple,
+    return_inverse: bool,
+    return_counts: bool,
+    at: int,
+    slice_shape: tuple,
+) -> Any:
     """What is asked for, from rows in which equal ones stand together. `order`: where they came from."""
     group = REGISTRY["cumsum"](fresh, 0)
     n = rows.shape[0]
@@ -117,7 +134,9 @@ def bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -
     if minlength < 0:
         raise RuntimeError(message("bincount", "minlength should be >= 0", str(minlength)))
     if weights is not None and tuple(weights.shape) != tuple(input.shape):
-        raise RuntimeError(message("bincount", "weights should be 1-d and have the same length as input", f"{list(weights.shape)} for {list(input.shape)}"))
+        raise RuntimeError(
+            message("bincount", "weights should be 1-d and have the same length as input", f"{list(weights.shape)} for {list(input.shape)}")
+        )
     size = minlength
     if input.numel():
         smallest, largest = REGISTRY["aminmax"](input)
@@ -129,8 +148,9 @@ def bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -
     return REGISTRY["tally"](REGISTRY["to_dtype"](input, int64), weights, size)
 
 
-def histogram(input: Tensor, bins: Any, *, range: Sequence[float] | None = None, weight: Tensor | None = None, density: bool = False,
-              out: Any = None) -> Histogram:
+def histogram(
+    input: Tensor, bins: Any, *, range: Sequence[float] | None = None, weight: Tensor | None = None, density: bool = False, out: Any = None
+) -> Histogram:
     """(counts or sums of weights per bin, edges). `bins`: edges, or how many equal bins over `range` (the data's if not given)."""
     flat = input.reshape(-1)
     edges = _edges("histogram", flat, bins, range)
@@ -142,17 +162,29 @@ def histogram(input: Tensor, bins: Any, *, range: Sequence[float] | None = None,
 
 def _check_weight(name: str, weight: Tensor, shape: tuple, input: Tensor) -> None:
     if tuple(weight.shape) != shape:
-        raise RuntimeError(message(name, "if weight tensor is provided it should have the same shape as the input tensor excluding its innermost dimension",
-                                   f"{list(weight.shape)} for {list(shape)}"))
+        raise RuntimeError(
+            message(
+                name,
+                "if weight tensor is provided it should have the same shape as the input tensor excluding its innermost dimension",
+                f"{list(weight.shape)} for {list(shape)}",
+            )
+        )
     if weight.dtype is not input.dtype:
-        raise RuntimeError(message(name, "if weight tensor is provided, input tensor and weight tensor should have the same dtype",
-                                   f"{weight.dtype.name} and {input.dtype.name}"))
+        raise RuntimeError(
+            message(
+                name,
+                "if weight tensor is provided, input tensor and weight tensor should have the same dtype",
+                f"{weight.dtype.name} and {input.dtype.name}",
+            )
+        )
 
 
 def _edges(name: str, flat: Tensor, bins: Any, ends: Sequence[float] | None) -> Tensor:
     if isinstance(bins, Tensor):
         if bins.dtype is not flat.dtype:
-            raise RuntimeError(message(name, "input tensor and bins tensors should have the same dtype", f"{flat.dtype.name} and {bins.dtype.name}"))
+            raise RuntimeError(
+                message(name, "input tensor and bins tensors should have the same dtype", f"{flat.dtype.name} and {bins.dtype.name}")
+            )
         if bins.ndim != 1 or not bins.numel():
             raise RuntimeError(message(name, "bins tensor should have one dimension and more than 0 elements", f"shape {list(bins.shape)}"))
         return bins
@@ -186,15 +218,19 @@ def _density(counts: Tensor, edges: list[Tensor]) -> Tensor:
     return found
 
 
-def histogramdd(input: Tensor, bins: Any, *, range: Sequence[float] | None = None, weight: Tensor | None = None, density: bool = False) -> HistogramDD:
+def histogramdd(
+    input: Tensor, bins: Any, *, range: Sequence[float] | None = None, weight: Tensor | None = None, density: bool = False
+) -> HistogramDD:
     """Counts over several variables at once: those of the last dim. `bins`: a number, numbers, or edges per variable."""
     if input.ndim < 2:
         raise RuntimeError(message("histogramdd", "input tensor should have at least 2 dimensions", f"shape {list(input.shape)}"))
     n = input.shape[-1]
     every = [bins] * n if isinstance(bins, int) else list(bins)
     if len(every) != n:
-        raise RuntimeError(message("histogramdd", "the size of bins must be equal to the innermost dimension of the input", f"{len(every)} and {n}"))
-    ends = [None] * n if range is None else [tuple(range[2 * i:2 * i + 2]) for i in builtins.range(n)]
+        raise RuntimeError(
+            message("histogramdd", "the size of bins must be equal to the innermost dimension of the input", f"{len(every)} and {n}")
+        )
+    ends = [None] * n if range is None else [tuple(range[2 * i : 2 * i + 2]) for i in builtins.range(n)]
     data = input.reshape(-1, n)
     columns = [REGISTRY["select"](data, 1, i).reshape(-1) for i in builtins.range(n)]
     edges = [_edges("histogramdd", c, b, r) for c, b, r in zip(columns, every, ends)]

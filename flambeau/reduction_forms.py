@@ -56,24 +56,30 @@ def _moment(name: str, input: Tensor, dim: Any, unbiased: Any, keepdim: bool, co
     return REGISTRY[name](input, dim, 1 if correction is None else correction, keepdim, **_given(out=out))
 
 
-def var(input: Tensor, dim: Any = None, unbiased: bool | None = None, keepdim: bool = False, *, correction: float | None = None,
-        out: Any = None) -> Tensor:
+def var(
+    input: Tensor, dim: Any = None, unbiased: bool | None = None, keepdim: bool = False, *, correction: float | None = None, out: Any = None
+) -> Tensor:
     """Variance over `dim`: squared distances from the mean, divided by n - correction (1 unless told; `unbiased=False` is 0)."""
     return _moment("variance", input, dim, unbiased, keepdim, correction, out)
 
 
-def std(input: Tensor, dim: Any = None, unbiased: bool | None = None, keepdim: bool = False, *, correction: float | None = None,
-        out: Any = None) -> Tensor:
+def std(
+    input: Tensor, dim: Any = None, unbiased: bool | None = None, keepdim: bool = False, *, correction: float | None = None, out: Any = None
+) -> Tensor:
     """Standard deviation over `dim`; see `var`."""
     return _moment("standard_deviation", input, dim, unbiased, keepdim, correction, out)
 
 
-def var_mean(input: Tensor, dim: Any = None, unbiased: bool | None = None, keepdim: bool = False, *, correction: float | None = None) -> Any:
+def var_mean(
+    input: Tensor, dim: Any = None, unbiased: bool | None = None, keepdim: bool = False, *, correction: float | None = None
+) -> Any:
     """(variance, mean) over `dim`; see `var`."""
     return _moment("variance_mean", input, dim, unbiased, keepdim, correction, None)
 
 
-def std_mean(input: Tensor, dim: Any = None, unbiased: bool | None = None, keepdim: bool = False, *, correction: float | None = None) -> Any:
+def std_mean(
+    input: Tensor, dim: Any = None, unbiased: bool | None = None, keepdim: bool = False, *, correction: float | None = None
+) -> Any:
     """(standard deviation, mean) over `dim`; see `var`."""
     return _moment("standard_deviation_mean", input, dim, unbiased, keepdim, correction, None)
 
@@ -86,12 +92,16 @@ def _quantile(name: str, input: Tensor, q: Any, dim: int | None, keepdim: bool, 
     return REGISTRY[f"{name}_at"](input, q, dim, keepdim, interpolation, **_given(out=out))
 
 
-def quantile(input: Tensor, q: Any, dim: int | None = None, keepdim: bool = False, *, interpolation: str = "linear", out: Any = None) -> Tensor:
+def quantile(
+    input: Tensor, q: Any, dim: int | None = None, keepdim: bool = False, *, interpolation: str = "linear", out: Any = None
+) -> Tensor:
     """The values below which shares `q` of the elements along `dim` lie; NaN where there is one."""
     return _quantile("quantile", input, q, dim, keepdim, interpolation, out)
 
 
-def nanquantile(input: Tensor, q: Any, dim: int | None = None, keepdim: bool = False, *, interpolation: str = "linear", out: Any = None) -> Tensor:
+def nanquantile(
+    input: Tensor, q: Any, dim: int | None = None, keepdim: bool = False, *, interpolation: str = "linear", out: Any = None
+) -> Tensor:
     """The values below which shares `q` of the elements along `dim` lie, NaN left out."""
     return _quantile("nanquantile", input, q, dim, keepdim, interpolation, out)
 

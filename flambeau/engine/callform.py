@@ -204,7 +204,8 @@ def _several_body(op: Op, everything: str) -> list[str]:
 
     before = [line.replace(f"return miss(op, {everything})", answer(f"miss(op, {everything})")).replace(
         f"return slow(op, {everything})", answer(f"slow(op, {everything})")) for line in before]
-    return ["    if MODES:", "        " + answer(f"slow(op, {everything})"), "    try:", *before, f"        info = plans[{', '.join(keys)}]",
+    return ["    if MODES:", "        " + answer(f"slow(op, {everything})"), "    try:", *before,
+            f"        info = plans[{', '.join(keys)}]",
             "    except (KeyError, AttributeError, TypeError):", "        " + answer(f"miss(op, {everything})"),
             "    " + answer(f"execute(info, {everything})")]
 

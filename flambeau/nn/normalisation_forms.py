@@ -47,11 +47,15 @@ def batch_norm(
     if training:
         values = math.prod(n for d, n in enumerate(input.shape) if d != 1)
         if values == 1:
-            raise ValueError(message("batch_norm", "expected more than 1 value per channel when training", f"input size {list(input.shape)}"))
+            raise ValueError(
+                message("batch_norm", "expected more than 1 value per channel when training", f"input size {list(input.shape)}")
+            )
     return _batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps)[0]
 
 
-def _batch_norm(input: Tensor, weight: Any, bias: Any, running_mean: Any, running_var: Any, training: bool, momentum: float, eps: float) -> tuple:
+def _batch_norm(
+    input: Tensor, weight: Any, bias: Any, running_mean: Any, running_var: Any, training: bool, momentum: float, eps: float
+) -> tuple:
     if input.ndim < 2:
         if input.numel():
             raise RuntimeError(message("batch_norm", "expected at least 2 dims (batch, channels)", f"input size {list(input.shape)}"))
@@ -62,7 +66,9 @@ def _batch_norm(input: Tensor, weight: Any, bias: Any, running_mean: Any, runnin
         _write([(running_mean, found[3]), (running_var, found[4])])
         return found[:3]
     if running_mean is None or running_var is None:
-        raise RuntimeError(message("batch_norm", "expected running_mean and running_var to be defined when training=False", "None", "Pass training=True."))
+        raise RuntimeError(
+            message("batch_norm", "expected running_mean and running_var to be defined when training=False", "None", "Pass training=True.")
+        )
     out = REGISTRY["batch_norm_inference"](input, weight, bias, _detached(running_mean), _detached(running_var), eps)
     nothing = REGISTRY["full"]((0,), 0, dtype=out.dtype, device=out.device)
     return out, nothing, nothing

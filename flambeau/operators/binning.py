@@ -107,15 +107,28 @@ class searchsorted(Composite):
 def check_search(table: Spec, values: Spec, sorter: Any) -> None:
     """Raises: RuntimeError where values cannot be looked up."""
     if table.dtype is not values.dtype:
-        raise RuntimeError(message("searchsorted", "boundary tensor and input value tensor should have same dtype",
-                                   f"{table.dtype.name} and {values.dtype.name}", "Convert one with .to()."))
+        raise RuntimeError(
+            message(
+                "searchsorted",
+                "boundary tensor and input value tensor should have same dtype",
+                f"{table.dtype.name} and {values.dtype.name}",
+                "Convert one with .to().",
+            )
+        )
     if table.ndim > 1 and (table.ndim != values.ndim or table.shape[:-1] != values.shape[:-1]):
-        raise RuntimeError(message("searchsorted", "boundaries tensor should be 1 dimension or the leading dims of boundaries and values must match",
-                                   f"{list(table.shape)} and {list(values.shape)}"))
+        raise RuntimeError(
+            message(
+                "searchsorted",
+                "boundaries tensor should be 1 dimension or the leading dims of boundaries and values must match",
+                f"{list(table.shape)} and {list(values.shape)}",
+            )
+        )
     if table.ndim == 0 and values.ndim == 0:
         return
     if sorter is not None and sorter.spec.shape != table.shape:
-        raise RuntimeError(message("searchsorted", "boundary and sorter must have the same size", f"{list(table.shape)} and {list(sorter.spec.shape)}"))
+        raise RuntimeError(
+            message("searchsorted", "boundary and sorter must have the same size", f"{list(table.shape)} and {list(sorter.spec.shape)}")
+        )
     if sorter is not None and sorter.spec.dtype is not int64:
         raise RuntimeError(message("searchsorted", "sorter must be a tensor of long dtype", sorter.spec.dtype.name))
 

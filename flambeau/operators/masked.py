@@ -21,8 +21,13 @@ from flambeau.operators.statistics import squared_size
 def fitted(mask, input):
     """The mask as bool over the input's shape. Raises: IndexError if it has more dims."""
     if mask.spec.ndim > input.spec.ndim:
-        raise IndexError(message("masked", "expected broadcastable mask (its dimensionality must not be higher than the input's)",
-                                 f"{list(mask.spec.shape)} for {list(input.spec.shape)}"))
+        raise IndexError(
+            message(
+                "masked",
+                "expected broadcastable mask (its dimensionality must not be higher than the input's)",
+                f"{list(mask.spec.shape)} for {list(input.spec.shape)}",
+            )
+        )
     return REGISTRY["expand"](as_dtype(mask, bool_), tuple(input.spec.shape))
 
 
@@ -162,7 +167,9 @@ class masked_mean(Masked):
     def body(input, dim, keepdim, dtype, mask):
         d = dtype or input.spec.dtype
         if not d.is_inexact:
-            raise ValueError(message("masked.mean", "could not infer output dtype: dtype must be either a floating point or complex dtype", d.name))
+            raise ValueError(
+                message("masked.mean", "could not infer output dtype: dtype must be either a floating point or complex dtype", d.name)
+            )
         total = REGISTRY["sum"](wide(filled(input, mask, 0)), dim, bool(keepdim), dtype=None if d.itemsize == 2 else d)
         count = held(input, mask, dim, bool(keepdim))
         if not isinstance(count, int):
@@ -264,7 +271,9 @@ class masked_norm(Composite):
     def signature(input: Tensor, ord=2.0, dim=None, *, keepdim=False, dtype=None, mask: OptionalTensor = None): ...
 
     def body(input, ord, dim, keepdim, dtype, mask):
-        return vector_norm(filled(input, mask, float("inf") if ord == float("-inf") else 0), 2.0 if ord is None else ord, dim, bool(keepdim), dtype=dtype)
+        return vector_norm(
+            filled(input, mask, float("inf") if ord == float("-inf") else 0), 2.0 if ord is None else ord, dim, bool(keepdim), dtype=dtype
+        )
 
     def reference(x, ord=2.0, dim=None, *, keepdim=False, dtype=None, mask=None):
         return vector_norm.rules.reference(numpy_filled(x, mask, 0), ord, dim, keepdim)
@@ -285,8 +294,14 @@ class masked_median(Composite):
 
     def body(input, dim, keepdim, dtype, mask):
         if not input.spec.dtype.is_floating_point:
-            raise ValueError(message("masked.median", "expects a floating dtype, so that a row without elements has a value", input.spec.dtype.name,
-                                     "Convert with .float()."))
+            raise ValueError(
+                message(
+                    "masked.median",
+                    "expects a floating dtype, so that a row without elements has a value",
+                    input.spec.dtype.name,
+                    "Convert with .float().",
+                )
+            )
         return REGISTRY["nanmedian_dim"](filled(input, mask, float("nan")), dim, keepdim)[0]
 
     def reference(x, dim=-1, *, keepdim=False, dtype=None, mask=None):

@@ -90,10 +90,17 @@ def normalised_dims(name: str, s, normalized_shape) -> tuple[int, ...]:
     """The last dims that `normalized_shape` names. Raises: RuntimeError if the input has others."""
     shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
     if not shape:
-        raise RuntimeError(message(name, "expected normalized_shape to be at least 1-dimensional, i.e. to contain at least one element", repr(shape)))
-    if tuple(s.shape[s.ndim - len(shape):]) != shape or s.ndim < len(shape):
-        raise RuntimeError(message(name, f"given normalized_shape={list(shape)}, expected input with shape [*, {', '.join(map(str, shape))}]",
-                                   f"input of size {list(s.shape)}"))
+        raise RuntimeError(
+            message(name, "expected normalized_shape to be at least 1-dimensional, i.e. to contain at least one element", repr(shape))
+        )
+    if tuple(s.shape[s.ndim - len(shape) :]) != shape or s.ndim < len(shape):
+        raise RuntimeError(
+            message(
+                name,
+                f"given normalized_shape={list(shape)}, expected input with shape [*, {', '.join(map(str, shape))}]",
+                f"input of size {list(s.shape)}",
+            )
+        )
     return tuple(range(s.ndim - len(shape), s.ndim))
 
 
@@ -239,8 +246,13 @@ class group_norm(Composite):
             raise RuntimeError(message("group_norm", "expected num groups to be greater than 0", str(num_groups)))
         n, c = s.shape[0], s.shape[1]
         if c % num_groups:
-            raise RuntimeError(message("group_norm", "expected number of channels in input to be divisible by num_groups",
-                                       f"input of shape {list(s.shape)} and num_groups={num_groups}"))
+            raise RuntimeError(
+                message(
+                    "group_norm",
+                    "expected number of channels in input to be divisible by num_groups",
+                    f"input of shape {list(s.shape)} and num_groups={num_groups}",
+                )
+            )
         check_parameter("group_norm", "weight", weight, (c,))
         check_parameter("group_norm", "bias", bias, (c,))
         return native_group_norm(input, weight, bias, n, c, math.prod(s.shape[2:]), num_groups, eps)[0]
@@ -263,8 +275,15 @@ class instance_statistics_norm(Composite):
     methods = ()
     outputs = 3
 
-    def signature(input: Tensor, weight: OptionalTensor, bias: OptionalTensor, running_mean: OptionalTensor, running_var: OptionalTensor,
-                  momentum, eps): ...
+    def signature(
+        input: Tensor,
+        weight: OptionalTensor,
+        bias: OptionalTensor,
+        running_mean: OptionalTensor,
+        running_var: OptionalTensor,
+        momentum,
+        eps,
+    ): ...
 
     def body(input, weight, bias, running_mean, running_var, momentum, eps):
         ops, s = REGISTRY, input.spec
@@ -330,8 +349,15 @@ class batch_statistics_norm(Composite):
     methods = ()
     outputs = 5
 
-    def signature(input: Tensor, weight: OptionalTensor, bias: OptionalTensor, running_mean: OptionalTensor, running_var: OptionalTensor,
-                  momentum, eps): ...
+    def signature(
+        input: Tensor,
+        weight: OptionalTensor,
+        bias: OptionalTensor,
+        running_mean: OptionalTensor,
+        running_var: OptionalTensor,
+        momentum,
+        eps,
+    ): ...
 
     def body(input, weight, bias, running_mean, running_var, momentum, eps):
         ops, s = REGISTRY, input.spec
@@ -341,7 +367,13 @@ class batch_statistics_norm(Composite):
         out = as_dtype(affine(standard, weight, bias, channel_shape(s)), s.dtype)
         flat = [ops["reshape"](v, (s.shape[1],)) for v in (center, scale, unbiased(variance, count_of(s.shape, dims)))]
         kept = s.dtype if weight is None else promote_types(s.dtype, weight.spec.dtype)
-        return out, as_dtype(flat[0], kept), as_dtype(flat[1], kept), moved(running_mean, flat[0], momentum), moved(running_var, flat[2], momentum)
+        return (
+            out,
+            as_dtype(flat[0], kept),
+            as_dtype(flat[1], kept),
+            moved(running_mean, flat[0], momentum),
+            moved(running_var, flat[2], momentum),
+        )
 
     def reference(x, weight, bias, running_mean, running_var, momentum, eps):
         dims = channel_dims(x.ndim)

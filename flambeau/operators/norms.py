@@ -21,11 +21,23 @@ def check_norm(name: str, s, ord, dim, dtype) -> None:
     """Raises: RuntimeError where the norm has no value or no type."""
     d = dtype or s.dtype
     if not d.is_inexact or not s.dtype.is_inexact:
-        raise RuntimeError(message(name, "expected a floating point or complex tensor as input", (s.dtype if d.is_inexact else d).name, "Convert with .float()."))
+        raise RuntimeError(
+            message(
+                name,
+                "expected a floating point or complex tensor as input",
+                (s.dtype if d.is_inexact else d).name,
+                "Convert with .float().",
+            )
+        )
     dims = canonical_dims(name, dim, s.ndim)
     if (ord < 0 or ord == INFINITY) and any(s.shape[i] == 0 for i in dims):
-        raise RuntimeError(message(name, f"cannot compute the {ord} norm on an empty tensor or dim because the operation does not have an identity",
-                                   f"shape {list(s.shape)}"))
+        raise RuntimeError(
+            message(
+                name,
+                f"cannot compute the {ord} norm on an empty tensor or dim because the operation does not have an identity",
+                f"shape {list(s.shape)}",
+            )
+        )
 
 
 @declare
@@ -133,7 +145,9 @@ class matrix_norm(Composite):
         if ord == "nuc" or (not isinstance(ord, str) and abs(ord) == 2):
             return spectral_norm(A, ord, rows, columns, keepdim)
         if isinstance(ord, str) or abs(ord) not in (1, INFINITY):
-            raise RuntimeError(message(name, "order must be one of 'fro', 'nuc', inf, -inf, 1, -1, 2, -2", f"{ord!r} (Order {ord} not supported)"))
+            raise RuntimeError(
+                message(name, "order must be one of 'fro', 'nuc', inf, -inf, 1, -1, 2, -2", f"{ord!r} (Order {ord} not supported)")
+            )
         first, second = (rows, columns) if abs(ord) == 1 else (columns, rows)
         sums = vector_norm(A, 1, first, True)
         if ord > 0 and not A.spec.shape[second]:  # nothing to take the largest of: 0
@@ -206,7 +220,9 @@ class linalg_norm(Composite):
             return vector_norm(A, 2, dim, keepdim, dtype=dtype)
         if dim is None:
             if A.spec.ndim not in (1, 2):
-                raise RuntimeError(message(name, "if dim is not specified but ord is, the input must be 1D or 2D", f"shape {list(A.spec.shape)}"))
+                raise RuntimeError(
+                    message(name, "if dim is not specified but ord is, the input must be 1D or 2D", f"shape {list(A.spec.shape)}")
+                )
             dim = tuple(range(A.spec.ndim))
         dims = (dim,) if isinstance(dim, int) else tuple(dim)
         if len(dims) == 2:

@@ -68,8 +68,14 @@ def refuse_empty(name: str, shape, dim) -> None:
     if 0 not in shape:
         return
     if dim is None or dim == ():
-        raise RuntimeError(message(name, "expected reduction dim to be specified for input.numel() == 0", f"shape {list(shape)}",
-                                   "Specify the reduction dim with the 'dim' argument."))
+        raise RuntimeError(
+            message(
+                name,
+                "expected reduction dim to be specified for input.numel() == 0",
+                f"shape {list(shape)}",
+                "Specify the reduction dim with the 'dim' argument.",
+            )
+        )
     for d in canonical_dims(name, dim, len(shape)):
         if shape[d] == 0:
             raise IndexError(message(name, f"Expected reduction dim {d} to have non-zero size", f"shape {list(shape)}"))
@@ -201,12 +207,18 @@ class mean(Summation):
 
     def meta(op, input, dim, keepdim, dtype):
         if not (dtype or input.dtype).is_inexact:
-            raise RuntimeError(message("mean", "could not infer output dtype: the dtype must be either a floating point or complex dtype",
-                                       (dtype or input.dtype).name, "Pass dtype=, or convert with .float()."))
+            raise RuntimeError(
+                message(
+                    "mean",
+                    "could not infer output dtype: the dtype must be either a floating point or complex dtype",
+                    (dtype or input.dtype).name,
+                    "Pass dtype=, or convert with .float().",
+                )
+            )
         return Reduction.meta(op, input, dim, keepdim, dtype)
 
     def finish(k, state, count, dtype):
-        total, = state
+        (total,) = state
         if isinstance(total, Complex):
             n = count.to(total.real.type.element)
             return Complex(total.real / n, total.imag / n)
@@ -231,7 +243,9 @@ class nanmean(Composite):
 
     def body(input, dim, keepdim, dtype):
         if not input.spec.dtype.is_floating_point:
-            raise RuntimeError(message("nanmean", "expected input to have floating point dtype", input.spec.dtype.name, "Convert with .float()."))
+            raise RuntimeError(
+                message("nanmean", "expected input to have floating point dtype", input.spec.dtype.name, "Convert with .float().")
+            )
         x = as_dtype(input, dtype)
         count = REGISTRY["sum"](REGISTRY["eq"](x, x), dim, keepdim)
         return REGISTRY["true_divide"](REGISTRY["nansum"](x, dim, keepdim), count)
@@ -281,7 +295,7 @@ class prod(Summation):
             return (to_type_of(ops["prod_gradient"](g, x, dims[0]), input),)
         order = (*(d for d in range(x.spec.ndim) if d not in dims), *dims)  # the reduced dims as one, at the end
         moved = tuple(x.spec.shape[d] for d in order)
-        lines = (*moved[:len(moved) - len(dims)], count_of(x.spec.shape, dims))
+        lines = (*moved[: len(moved) - len(dims)], count_of(x.spec.shape, dims))
         g, x = (ops["reshape"](ops["permute"](v, order), lines) for v in (g, x))
         found = ops["reshape"](ops["prod_gradient"](g, x, len(lines) - 1), moved)
         return (to_type_of(ops["permute"](found, tuple(order.index(d) for d in range(len(order)))), input),)
@@ -392,7 +406,9 @@ class Position(Reduction):
     def meta(op, input, dim, keepdim):
         refuse_complex(op.name, input.dtype)
         if dim is None and 0 in input.shape:
-            raise IndexError(message(op.name, "Expected reduction dim to be specified for input.numel() == 0", f"shape {list(input.shape)}"))
+            raise IndexError(
+                message(op.name, "Expected reduction dim to be specified for input.numel() == 0", f"shape {list(input.shape)}")
+            )
         refuse_empty(op.name, input.shape, dim)
         return Reduction.meta(op, input, dim, keepdim)
 

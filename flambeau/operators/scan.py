@@ -22,7 +22,7 @@ from flambeau.ir.op import REGISTRY, declare
 from flambeau.kernel import vmath
 from flambeau.kernel.complexes import Complex, complex_const
 from flambeau.kernel.types import i64
-from flambeau.operators.reduction import as_dtype, coordinate, refuse_complex
+from flambeau.operators.reduction import as_dtype, refuse_complex
 from flambeau.operators.rules import case, conjugate, to_type_of
 from flambeau.templates.loop_program import REGISTER
 from flambeau.templates.scan import scan
@@ -57,8 +57,17 @@ class Scan(Template):
     def lower(op, target, threads, input, dim, reverse, exclusive):
         out = op.rules.meta(op, input, dim, reverse, exclusive)
         compute = op.rules.compute(input.dtype)
-        return scan(op.name, input.shape, canonical_dim(op.name, dim, input.ndim), (input,), (out,), compute.name, reverse=reverse,
-                    exclusive=exclusive, target=target)
+        return scan(
+            op.name,
+            input.shape,
+            canonical_dim(op.name, dim, input.ndim),
+            (input,),
+            (out,),
+            compute.name,
+            reverse=reverse,
+            exclusive=exclusive,
+            target=target,
+        )
 
     def lift(k, x, position):
         return (x,)
@@ -143,14 +152,25 @@ class linear_scan(Template):
     def meta(op, factor, term, dim, reverse, exclusive):
         canonical_dim(op.name, dim, term.ndim)
         if factor.shape != term.shape or factor.dtype is not term.dtype:
-            raise RuntimeError(message(op.name, "factor and term must have one shape and dtype", f"{factor} and {term}", "Broadcast or convert one."))
+            raise RuntimeError(
+                message(op.name, "factor and term must have one shape and dtype", f"{factor} and {term}", "Broadcast or convert one.")
+            )
         return Spec.of(term.shape, term.dtype, term.device)
 
     def lower(op, target, threads, factor, term, dim, reverse, exclusive):
         compute = WIDER.get(term.dtype.name) or term.dtype
         out = Spec.of(term.shape, term.dtype, term.device)
-        return scan(op.name, term.shape, canonical_dim(op.name, dim, term.ndim), (factor, term), (out,), compute.name, reverse=reverse,
-                    exclusive=exclusive, target=target)
+        return scan(
+            op.name,
+            term.shape,
+            canonical_dim(op.name, dim, term.ndim),
+            (factor, term),
+            (out,),
+            compute.name,
+            reverse=reverse,
+            exclusive=exclusive,
+            target=target,
+        )
 
     def identity(k, d, lanes):
         return constant(k, d, lanes, 1), constant(k, d, lanes, 0)
@@ -192,6 +212,7 @@ class linear_scan(Template):
 
 
 # ------------------------------------------------------------------ public forms
+
 
 class Cumulative(Composite):
     """A running sum or product with `dtype`."""
@@ -299,8 +320,17 @@ class RunningExtreme(Template):
 
     def lower(op, target, threads, input, dim):
         compute = WIDER[input.dtype.name] if input.dtype.name in ("float16", "bfloat16") else input.dtype
-        return scan(op.name, input.shape, canonical_dim(op.name, dim, input.ndim), (input,), op.rules.meta(op, input, dim), compute.name,
-                    reverse=False, exclusive=False, target=target)
+        return scan(
+            op.name,
+            input.shape,
+            canonical_dim(op.name, dim, input.ndim),
+            (input,),
+            op.rules.meta(op, input, dim),
+            compute.name,
+            reverse=False,
+            exclusive=False,
+            target=target,
+        )
 
     def lift(k, x, position):
         return x, position
@@ -390,15 +420,30 @@ class logcumsumexp(Template):
     def meta(op, input, dim):
         canonical_dim(op.name, dim, input.ndim)
         if not input.dtype.is_inexact:
-            raise RuntimeError(message(op.name, "the input must be floating point or complex (\"logcumsumexp\" not implemented for others)",
-                                       input.dtype.name, "Convert with .float()."))
+            raise RuntimeError(
+                message(
+                    op.name,
+                    'the input must be floating point or complex ("logcumsumexp" not implemented for others)',
+                    input.dtype.name,
+                    "Convert with .float().",
+                )
+            )
         return Spec.of(input.shape, input.dtype, input.device)
 
     def lower(op, target, threads, input, dim):
         out = Spec.of(input.shape, input.dtype, input.device)
         compute = WIDER.get(input.dtype.name, input.dtype)
-        return scan(op.name, input.shape, canonical_dim(op.name, dim, input.ndim), (input,), (out,), compute.name, reverse=False, exclusive=False,
-                    target=target)
+        return scan(
+            op.name,
+            input.shape,
+            canonical_dim(op.name, dim, input.ndim),
+            (input,),
+            (out,),
+            compute.name,
+            reverse=False,
+            exclusive=False,
+            target=target,
+        )
 
     def in_order(d):
         """Which multiple of 2 pi a complex logarithm has depends on the order of its terms."""
@@ -496,7 +541,9 @@ def trapezoid_pieces(name: str, y, x, dx, dim: int):
         return ops["mul"](total, dx) if not isinstance(dx, (int, float)) or dx != 1 else total, at
     if x.spec.ndim == 1 and y.spec.ndim > 1:
         if x.spec.shape[0] != y.spec.shape[at]:
-            raise RuntimeError(message(name, "there must be one `x` value for each sample point", f"{x.spec.shape[0]} for {y.spec.shape[at]}"))
+            raise RuntimeError(
+                message(name, "there must be one `x` value for each sample point", f"{x.spec.shape[0]} for {y.spec.shape[at]}")
+            )
         x = ops["reshape"](x, tuple(x.spec.shape[0] if d == at else 1 for d in range(y.spec.ndim)))
     left, right = halves(x, canonical_dim(name, dim, x.spec.ndim) if x.spec.ndim != y.spec.ndim else at)
     return ops["mul"](total, ops["sub"](right, left)), at

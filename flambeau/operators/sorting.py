@@ -133,11 +133,15 @@ class topk(Ordering):
         at = canonical_dim(op.name, dim, input.ndim)
         n = input.shape[at] if input.ndim else 1
         if not 0 <= k <= n:
-            raise RuntimeError(message(op.name, f"k must be between 0 and the size of the dim, {n} (selected index k out of range)", f"k={k}"))
+            raise RuntimeError(
+                message(op.name, f"k must be between 0 and the size of the dim, {n} (selected index k out of range)", f"k={k}")
+            )
         return pair_of(tuple(k if d == at else size for d, size in enumerate(input.shape)), input)
 
     def lower(op, target, threads, input, k, dim, largest, sorted):
-        return kernels.sort(input, canonical_dim(op.name, dim, input.ndim), low=0, high=k, descending=bool(largest), target=target, threads=threads)
+        return kernels.sort(
+            input, canonical_dim(op.name, dim, input.ndim), low=0, high=k, descending=bool(largest), target=target, threads=threads
+        )
 
     def vjp(g, out, input, k, dim, largest, sorted):
         return (scattered(g[0], out[1], input, dim),)
@@ -169,11 +173,15 @@ class kthvalue(Ordering):
         n = input.shape[at] if input.ndim else 1
         refuse_empty(op.name, input.shape, at)
         if not 1 <= k <= n:
-            raise RuntimeError(message(op.name, f"k must be between 1 and the size of the dim, {n} (selected number k out of range)", f"k={k}"))
+            raise RuntimeError(
+                message(op.name, f"k must be between 1 and the size of the dim, {n} (selected number k out of range)", f"k={k}")
+            )
         return pair_of(tuple(1 if d == at else size for d, size in enumerate(input.shape) if keepdim or d != at), input)
 
     def lower(op, target, threads, input, k, dim, keepdim):
-        return kernels.sort(input, canonical_dim(op.name, dim, input.ndim), low=k - 1, high=k, descending=False, target=target, threads=threads)
+        return kernels.sort(
+            input, canonical_dim(op.name, dim, input.ndim), low=k - 1, high=k, descending=False, target=target, threads=threads
+        )
 
     def vjp(g, out, input, k, dim, keepdim):
         return (to_selected(g[0], out[1], input, dim, keepdim),)
@@ -216,7 +224,9 @@ class Median(Ordering):
         return pair_of(tuple(1 if d == at else size for d, size in enumerate(input.shape) if keepdim or d != at), input)
 
     def lower(op, target, threads, input, dim, keepdim):
-        return kernels.median(input, canonical_dim(op.name, dim, input.ndim), ignore_nan=op.rules.ignore_nan, target=target, threads=threads)
+        return kernels.median(
+            input, canonical_dim(op.name, dim, input.ndim), ignore_nan=op.rules.ignore_nan, target=target, threads=threads
+        )
 
     def vjp(g, out, input, dim, keepdim):
         return (to_selected(g[0], out[1], input, dim, keepdim),)
@@ -249,8 +259,9 @@ def flat_median(op):
 
     def body(input):
         if not input.spec.numel:
-            return REGISTRY["full"]((), float("nan") if input.spec.dtype.is_floating_point else -(1 << 63), dtype=input.spec.dtype,
-                                    device=input.spec.device)
+            return REGISTRY["full"](
+                (), float("nan") if input.spec.dtype.is_floating_point else -(1 << 63), dtype=input.spec.dtype, device=input.spec.device
+            )
         return op(REGISTRY["reshape"](input, (-1,)), 0)[0]
 
     return staticmethod(body)
@@ -309,8 +320,13 @@ class mode(Composite):
         values, indices = sort(input, at)
         n = input.spec.shape[at]
         here = coordinate(values, at)
-        fresh = ops["cat"]((ops["narrow"](ops["eq"](here, here), at, 0, 1),
-                            ops["ne"](ops["narrow"](values, at, 1, n - 1), ops["narrow"](values, at, 0, n - 1))), at)
+        fresh = ops["cat"](
+            (
+                ops["narrow"](ops["eq"](here, here), at, 0, 1),
+                ops["ne"](ops["narrow"](values, at, 1, n - 1), ops["narrow"](values, at, 0, n - 1)),
+            ),
+            at,
+        )
         start = ops["cummax"](ops["where"](fresh, here, ops["full"]((), 0, dtype=int64, device=input.spec.device)), at)[0]
         best = ops["argmax"](ops["sub"](here, start), at, True)
         found = ops["gather"](values, at, best), ops["gather"](indices, at, best)

@@ -12,7 +12,7 @@ from flambeau.core.layout import canonical_dims
 from flambeau.core.spec import Spec
 from flambeau.ir.kinds import Composite, reduced_shape, to_float
 from flambeau.ir.op import REGISTRY, declare
-from flambeau.operators.reduction import as_dtype, count_of, numpy_dim, refuse_complex, restore_dims, wide
+from flambeau.operators.reduction import as_dtype, count_of, numpy_dim, restore_dims, wide
 from flambeau.operators.rules import case, conjugate, to_type_of
 
 
@@ -42,7 +42,9 @@ def reciprocal_of(n: float) -> float:
 
 def check_moments(name: str, s: Spec, dim) -> None:
     if not s.dtype.is_inexact:
-        raise RuntimeError(message(name, "std and var only support floating point and complex dtypes", s.dtype.name, "Convert with .float()."))
+        raise RuntimeError(
+            message(name, "std and var only support floating point and complex dtypes", s.dtype.name, "Convert with .float().")
+        )
     canonical_dims(name, dim, s.ndim)
 
 
@@ -56,7 +58,11 @@ class Moment(Composite):
 
     def samples(t):
         for shape, dim, correction, keepdim in (
-            ((5,), None, 1, False), ((3, 4), 0, 0, False), ((3, 4), 1, 1, True), ((2, 3, 4), (0, 2), 2, False), ((2, 37), -1, 1, False),
+            ((5,), None, 1, False),
+            ((3, 4), 0, 0, False),
+            ((3, 4), 1, 1, True),
+            ((2, 3, 4), (0, 2), 2, False),
+            ((2, 37), -1, 1, False),
         ):
             yield case(t(*shape), dim, correction, keepdim)
         yield case(t(2, 3), 5, raises=(IndexError, "dim must be in"))
@@ -264,7 +270,9 @@ def check_cov(s: Spec, fweights, aweights) -> None:
         if (w.spec.dtype.is_integral and w.spec.dtype.name != "bool") != (wanted == "integral"):
             raise RuntimeError(message("cov", f"expected {name} to have {wanted} dtype", w.spec.dtype.name))
         if w.spec.numel != n:
-            raise RuntimeError(message("cov", f"expected {name} to have the same numel as there are observations in the input, {n}", str(w.spec.numel)))
+            raise RuntimeError(
+                message("cov", f"expected {name} to have the same numel as there are observations in the input, {n}", str(w.spec.numel))
+            )
 
 
 @declare

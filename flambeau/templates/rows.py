@@ -99,7 +99,9 @@ def _load_complex(k: Function, pointer: Value, memory: Type, where: Value, step:
     return Complex(k.gather(pointer, memory, index, mask=mask), k.gather(pointer, memory, index + 1, mask=mask))
 
 
-def store_lanes(k: Function, pointer: Value, name: str, v: Any, where: Value, step: Value | None, lanes: int, mask: Value | None = None) -> None:
+def store_lanes(
+    k: Function, pointer: Value, name: str, v: Any, where: Value, step: Value | None, lanes: int, mask: Value | None = None
+) -> None:
     """The reverse of `load_lanes`; `v` in the register type of `name`."""
     if isinstance(v, Complex):
         _store_complex(k, pointer, v, where, step, lanes, mask)

@@ -6,8 +6,8 @@ The declared op says what a state is (`identity`, `lift`, `combine`, `result`); 
 rows (lanes along the scanned dim, combined by doubling distances inside a vector, then with the carry of what lies before) and
 columns (lanes along another dim, one element of each column after the other). Rows and blocks of columns are units.
 
-Order of combination depends on layout and target only; an op whose `in_order(dtype)` holds is combined one element after the other. `reverse` runs from the end; `exclusive` gives each element the state
-before it. May not know: what is scanned. Entry: `scan`.
+Order of combination depends on layout and target only; an op whose `in_order(dtype)` holds is combined one element after the
+other. `reverse` runs from the end; `exclusive` gives each element the state before it. May not know: what is scanned. Entry: `scan`.
 """
 
 from __future__ import annotations
@@ -30,8 +30,18 @@ COLUMN_VECTORS = 4  # vectors of columns in a unit: whole cache lines, and indep
 FIRST = 3  # block: total, grain, length, then steps along the row, columns, entries
 
 
-def scan(op: str, shape: Sequence[int], dim: int, ins: Sequence[Spec], outs: Sequence[Spec], compute: str, *, reverse: bool, exclusive: bool,
-         target) -> Lowered:
+def scan(
+    op: str,
+    shape: Sequence[int],
+    dim: int,
+    ins: Sequence[Spec],
+    outs: Sequence[Spec],
+    compute: str,
+    *,
+    reverse: bool,
+    exclusive: bool,
+    target,
+) -> Lowered:
     """Launches that scan `ins` (of one shape) along `dim` into `outs`, combining in dtype `compute`."""
     strides = [s.strides for s in (*ins, *outs)]
     rows = rows_of(shape, dim, strides)
@@ -49,7 +59,7 @@ def scan(op: str, shape: Sequence[int], dim: int, ins: Sequence[Spec], outs: Seq
         recipe = Recipe("scan_rows", (*common, unit, len(rows.entries)), build_rows)
     else:
         width, steps = rows.entries[columns]
-        entries = rows.entries[:columns] + rows.entries[columns + 1:]
+        entries = rows.entries[:columns] + rows.entries[columns + 1 :]
         unit = tuple(s == 1 for s in steps)
         pieces = -(-width // (lanes * COLUMN_VECTORS))
         count = rows.count // width * pieces

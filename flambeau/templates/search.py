@@ -74,7 +74,9 @@ def build_search(target, dtype: str, out_dtype: str, right: bool, sorted_by: boo
         first = u % pieces * PIECE
         with k.range(first, k.minimum(first + PIECE, length), lanes) as x:
             mask = k.tail_mask(length - x, lanes)
-            wanted = load_lanes(k, pointers[0], dtype, base[0] + (x if unit_in else x * steps[0]), None if unit_in else steps[0], lanes, mask)
+            wanted = load_lanes(
+                k, pointers[0], dtype, base[0] + (x if unit_in else x * steps[0]), None if unit_in else steps[0], lanes, mask
+            )
             low, high = k.var(kind, 0), k.var(kind, k.splat(size, lanes))
             with k.loop_while(lambda: k.any(low.get() < high.get())):
                 a, b = low.get(), high.get()
@@ -125,5 +127,3 @@ def build_tally(target, weight_dtype: str | None, out_dtype: str) -> Module:
             k.store(out, (k.load(out, memory, bin_).to(kind) + more).to(memory), bin_)
     k.ret()
     return module
-
-

@@ -1,6 +1,7 @@
 """Sorting and selecting along a dim: stable, deterministic, NaN largest.
 
-    lowered = sort(in_spec, dim, low=0, high=n, descending=False, target=target, threads=threads)    # -> values, indices of ranks low … high - 1
+    # -> values and indices of ranks low … high - 1
+    lowered = sort(in_spec, dim, low=0, high=n, descending=False, target=target, threads=threads)
     lowered = median(in_spec, dim, ignore_nan=False, ...)
 
 Every element becomes an unsigned key whose order is that of the values (-0 equals 0, all NaN are one key above infinity;
@@ -14,8 +15,6 @@ Rows are units; a row is worked on by one thread in scratch memory. May not know
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 from flambeau.core.dtype import BY_NAME
 from flambeau.core.spec import Spec
@@ -124,7 +123,15 @@ class _Sorter:
     def __init__(self, target, dtype: str, method: str, mode: str, descending: bool, few: bool, unit: bool, entries: int):
         self.module = Module(vector_bits=max(256, target.vector_bytes * 8))
         self.k = k = self.module.function("kernel", [("slots", ptr), ("begin", i64), ("end", i64), ("tid", i64)])
-        self.dtype, self.method, self.mode, self.descending, self.few, self.unit, self.entries = dtype, method, mode, descending, few, unit, entries
+        self.dtype, self.method, self.mode, self.descending, self.few, self.unit, self.entries = (
+            dtype,
+            method,
+            mode,
+            descending,
+            few,
+            unit,
+            entries,
+        )
         self.lanes = max(4, target.vector_bytes // 8)
         self.raw: Type = UNSIGNED[BY_NAME[dtype].itemsize]
         self.items = _Items(k, dtype)

@@ -20,8 +20,8 @@ def numbers(dtype: str, *shape: int) -> np.ndarray:
     if not dtype.startswith("float"):
         info = np.iinfo(dtype)
         found = rng.integers(max(info.min, -50), min(info.max, 50), shape).astype(dtype)
-        found.reshape(-1)[:: 11] = info.min
-        found.reshape(-1)[1:: 13] = info.max
+        found.reshape(-1)[::11] = info.min
+        found.reshape(-1)[1::13] = info.max
         return found
     found = np.round(rng.standard_normal(shape), 1).astype(dtype)
     flat = found.reshape(-1)
@@ -150,7 +150,7 @@ def test_cummax_keeps_nan_and_takes_the_latest(shape: tuple, dim: int) -> None:
     lines, places = np.moveaxis(x, dim, -1).reshape(-1, x.shape[dim]), np.moveaxis(indices.numpy(), dim, -1).reshape(-1, x.shape[dim])
     for line, place in zip(lines, places):
         for i, at in enumerate(place):
-            later = line[at + 1: i + 1]
+            later = line[at + 1 : i + 1]
             assert not (later == line[at]).any() and not (np.isnan(line[at]) and np.isnan(later).any())
 
 

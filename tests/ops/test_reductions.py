@@ -27,11 +27,26 @@ def kernels(name: str, *args: object) -> int:
 
 
 # ------------------------------------------------------------------ one kernel each
-@pytest.mark.parametrize("name, args", (
-    ("variance", (1,)), ("variance", (0,)), ("standard_deviation", (1,)), ("variance_mean", (1,)), ("softmax", (1,)), ("logsumexp", (1,)),
-    ("layer_norm", ((300,),)), ("rms_norm", ((300,),)), ("batch_statistics_norm", (None, None, None, None, 0.1, 1e-5)), ("aminmax", ()),
-    ("max_dim", (1,)), ("mean", (1,)), ("vector_norm", (2, 1)), ("normalize", ()), ("masked_mean", (1,)),
-))
+@pytest.mark.parametrize(
+    "name, args",
+    (
+        ("variance", (1,)),
+        ("variance", (0,)),
+        ("standard_deviation", (1,)),
+        ("variance_mean", (1,)),
+        ("softmax", (1,)),
+        ("logsumexp", (1,)),
+        ("layer_norm", ((300,),)),
+        ("rms_norm", ((300,),)),
+        ("batch_statistics_norm", (None, None, None, None, 0.1, 1e-5)),
+        ("aminmax", ()),
+        ("max_dim", (1,)),
+        ("mean", (1,)),
+        ("vector_norm", (2, 1)),
+        ("normalize", ()),
+        ("masked_mean", (1,)),
+    ),
+)
 def test_one_kernel(name: str, args: tuple) -> None:
     op = REGISTRY[name]
     bound = op.arguments(flambeau.zeros(50, 300), *args)
@@ -44,8 +59,11 @@ def test_backward_kernels(name: str, most: int, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(record, "make_plan", lambda *args, **kwargs: made.append(make_plan(*args, **kwargs)) or made[-1])
     x, w, b = (flambeau.randn(*shape, requires_grad=True) for shape in ((61, 307), (307,), (307,)))
     functional = flambeau.nn.functional
-    calls = {"layer_norm": lambda: functional.layer_norm(x, (307,), w, b), "rms_norm": lambda: functional.rms_norm(x, (307,), w),
-             "batch_norm": lambda: functional.batch_norm(x, None, None, w, b, True)}
+    calls = {
+        "layer_norm": lambda: functional.layer_norm(x, (307,), w, b),
+        "rms_norm": lambda: functional.rms_norm(x, (307,), w),
+        "batch_norm": lambda: functional.batch_norm(x, None, None, w, b, True),
+    }
     out = calls[name]()
     flambeau.autograd.grad([out], [x, w] if name == "rms_norm" else [x, w, b], [flambeau.randn(61, 307)])
     assert [plan.kernels for plan in made] == [most]
@@ -53,7 +71,11 @@ def test_backward_kernels(name: str, most: int, monkeypatch: pytest.MonkeyPatch)
 
 # ------------------------------------------------------------------ long and narrow
 TALL = (
-    ((1 << 16, 5), 0), ((1 << 17, 16), 0), ((3, 1 << 17), 1), ((64, 3, 64, 64), (0, 2, 3)), ((131101, 2), 0),  # a prime number of rows
+    ((1 << 16, 5), 0),
+    ((1 << 17, 16), 0),
+    ((3, 1 << 17), 1),
+    ((64, 3, 64, 64), (0, 2, 3)),
+    ((131101, 2), 0),  # a prime number of rows
 )
 
 
@@ -90,7 +112,9 @@ def test_long_complex_and_integer_sums() -> None:
 
 
 # ------------------------------------------------------------------ values
-@pytest.mark.parametrize("reduce", (flambeau.amax, flambeau.amin, lambda x, d: flambeau.max(x, d).values, lambda x, d: flambeau.min(x, d).values))
+@pytest.mark.parametrize(
+    "reduce", (flambeau.amax, flambeau.amin, lambda x, d: flambeau.max(x, d).values, lambda x, d: flambeau.min(x, d).values)
+)
 def test_nan_goes_through(reduce: Callable) -> None:
     x = np.random.default_rng(0).random((4, 100), "float32")
     x[1, 70] = np.nan
@@ -123,9 +147,9 @@ def test_variance_of_offset_data() -> None:
 
 def test_product_gradient_at_zeros() -> None:
     x = flambeau.tensor([[2.0, 0.0, 4.0], [0.0, 5.0, 0.0], [1.0, 2.0, 3.0]], dtype=flambeau.float64, requires_grad=True)
-    first, = flambeau.autograd.grad([flambeau.prod(x, 1).sum()], [x], create_graph=True)
+    (first,) = flambeau.autograd.grad([flambeau.prod(x, 1).sum()], [x], create_graph=True)
     assert first.tolist() == [[0.0, 8.0, 0.0], [0.0, 0.0, 0.0], [6.0, 3.0, 2.0]]
-    second, = flambeau.autograd.grad([first.sum()], [x])
+    (second,) = flambeau.autograd.grad([first.sum()], [x])
     assert second.tolist() == [[4.0, 6.0, 2.0], [5.0, 0.0, 5.0], [5.0, 4.0, 3.0]]
 
 
