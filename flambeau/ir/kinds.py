@@ -130,6 +130,7 @@ class Pointwise(Declaration):
     types: Callable | None = None
     lower: Callable | None = None
     expensive = False  # worth keeping rather than computing twice
+    copies: int | None = None  # the argument whose elements are the result's, as they are
     positional = False  # lower takes, last, the element's linear index (int64)
     domain = (-3.0, 3.0)  # samples are drawn from here
     in_place = True

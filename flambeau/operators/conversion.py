@@ -50,6 +50,7 @@ class clone(Pointwise):
     """A copy with memory of its own."""
 
     in_place = False
+    copies = 0
 
     def signature(input: Tensor, *, memory_format=None): ...
 
@@ -77,6 +78,7 @@ class contiguous_copy(Pointwise):
     functions = ()
     methods = ()
     in_place = False
+    copies = 0
 
     def signature(input: Tensor): ...
 
@@ -102,6 +104,7 @@ class copy(Pointwise):
     """`src` broadcast to the shape of `input` and in its dtype: `input.copy_(src)` out of place."""
 
     functions = ()
+    copies = 1
 
     def signature(input: Tensor, src: Operand, non_blocking=False): ...
 

@@ -25,9 +25,12 @@ from flambeau.ir.kinds import Moved, Piece, apply_view, pointwise_types
 from flambeau.ir.op import ASSEMBLE, EXTERNAL, INDEXING, POINTWISE, REDUCTION, TEMPLATE, VIEW
 from flambeau.schedule.program import SPLIT_ELEMENTS, Access, NestBuilder
 from flambeau.schedule.steps import ERROR, Buffer, Schedule, Scratch, Step
+from flambeau.templates.loop_nest import partial_layout
 from flambeau.templates.loop_program import Ref
 
 ANYWHERE = IndexMap(((),), (-1,))  # how an operand is read whose places other values name
+LONG_ELEMENTS = 131072  # a reduction of fewer is never divided
+MOST_OPERANDS = 60  # buffers and numbers of a kernel: it has 63 slots, one for its block; partial results and errors take two more
 LONGEST_CHAIN = 40  # pointwise nodes evaluated again by another root before one is given memory
 
 
@@ -43,6 +46,7 @@ class _Group:
         self.domain = tuple(domain)
         self.reduced = tuple(reduced) if reduced else ()
         self.roots: list[Value] = []
+        self.operands: set[Value] = set()  # what it reads and what it gives
         self.split = bool(self.reduced) and len(self.reduced) == len(self.domain) and math.prod(self.domain) > SPLIT_ELEMENTS
         self.over_units = False  # holds a reduction of its row values
 
@@ -89,6 +93,7 @@ class _Scheduler:
         """Values that are computed by a kernel of their own or stored by one."""
         roots: set[Value] = set()
         depth: dict[Value, int] = {}
+        sources: dict[Value, set[Value]] = {}
         needed = {self._through_views(v) for v in self.graph.results()}
         for node in self.graph.nodes:
             kind = node.op.kind
@@ -112,7 +117,19 @@ class _Scheduler:
                     roots.add(out)
                     d = 0
                 depth[out] = d
+                self._limit_sources(node, roots, sources)
         return roots
+
+    def _limit_sources(self, node: Node, roots: set[Value], sources: dict[Value, set[Value]]) -> None:
+        """Note what a pointwise node is computed from; where that is more than a kernel can read, operands are given memory."""
+        operands = list(dict.fromkeys(self._through_views(v) for v in node.inputs))
+        while True:
+            each = [{v} if v in roots else sources.get(v, {v}) for v in operands]
+            together = set().union(*each)
+            if len(together) < MOST_OPERANDS:
+                break
+            roots.add(max(zip(operands, each), key=lambda x: len(x[1]))[0])
+        sources[node.outputs[0]] = together
 
     def _through_views(self, v: Value) -> Value:
         while v.node is not None and v.node.op.kind == VIEW:
@@ -205,14 +222,19 @@ class _Scheduler:
             domain, reduced = tuple(root.spec.shape), ()
         if root in self.position:
             return
+        operands = {self._through_views(v) for v, _ in leaves}.union(node.outputs)
         refusals: list[str] = []
         for at in range(max(earliest, 0), len(self.order)):
             group = self.order[at]
             if not isinstance(group, _Group):
                 continue
-            why_not = self._why_not(group, at, root, domain, reduced, leaves)
+            if len(group.operands | operands) > MOST_OPERANDS:
+                why_not = "together they have more operands than a kernel takes"
+            else:
+                why_not = self._why_not(group, at, root, domain, reduced, leaves)
             if why_not is None:
                 self._decided(root, f"joins step {at}")
+                group.operands |= operands
                 for v in node.outputs:
                     if v in self.roots or node.op.kind == REDUCTION:
                         group.roots.append(v)
@@ -220,6 +242,7 @@ class _Scheduler:
                 return
             refusals.append(f"; not step {at}: {why_not}")
         group = _Group(domain, reduced)
+        group.operands = operands
         self.order.append(group)
         over = f", reducing dims {list(reduced)}" if reduced else ""
         self._decided(root, f"opens step {len(self.order) - 1} over {list(domain)}{over}{''.join(refusals)}")
@@ -444,8 +467,11 @@ class _GroupEmitter:
 
     def emit(self) -> None:
         group, s = self.group, self.s
+        if self._stands_alone() and self._emit_divided():
+            return
         later = self._used_later()
-        if len(s.order) == 1:  # one kernel: operands in the order of the graph's inputs and outputs, for the fast path
+        if len(s.order) == 1 and len(group.operands.union(s.graph.inputs)) <= MOST_OPERANDS:
+            # one kernel: operands in the order of the graph's inputs and outputs, for the fast path
             for v in s.graph.inputs:
                 self.b.slot(s.buffers[v])
             for root in group.roots:
@@ -464,11 +490,69 @@ class _GroupEmitter:
                 self._keep(root, ref)
         recipe, operands, params = self.b.finish(s.target, s.threads)
         if self.partial is not None:
-            self.partial.nbytes = max(64, params[0] * 64)
+            self.partial.nbytes = max(64, params[0] * partial_layout(recipe.parameters[0].program)[1])
         for scratch, row_bytes in self.rows:
             scratch.nbytes = max(64, row_bytes * s.threads)
         if params[0] > 0 or any(r.node.op.kind == REDUCTION for r in group.roots):
             s.result.steps.append(Step.kernel(recipe, tuple(operands), params, group.roots[0].node.op.name))
+
+    # ------------------------------------------------------------------ long reductions of few rows
+    def _stands_alone(self) -> bool:
+        """Whether the group is reductions only, none of which reads another, over some of the dims."""
+        group = self.group
+        if not group.reduced or group.split or group.over_units or len(group.reduced) == len(group.domain):
+            return False
+        if math.prod(group.domain) < LONG_ELEMENTS:
+            return False
+        return all(
+            r.node.op.kind == REDUCTION and not r.node.op.rules.with_index
+            and not any(self.s._through_views(v) in self.inside for v, _ in self.s._leaves(r))
+            for r in group.roots)
+
+    def _emit_divided(self) -> bool:
+        """Two kernels where one would have too few units: states of equal pieces of a reduced dim, then their combination."""
+        group, s = self.group, self.s
+        nodes = list({id(r.node): r.node for r in group.roots}.values())
+        states = {node: self._reduce_node(node, "partial") for node in nodes}
+        found = self.b.division(max(4, s.target.vector_bytes // 4))
+        if found is None:
+            self.b = NestBuilder(group.domain, group.reduced)
+            self.memo = {}
+            return False
+        dim, pieces = found
+        self.b.divide(dim, pieces)
+        kept = [d for d in range(len(group.domain)) if d not in group.reduced]
+        sizes = (pieces, *(group.domain[d] for d in kept))
+        strides = contiguous_strides(sizes)
+        steps = [0] * (len(group.domain) + 1)
+        for d, step in zip((dim, *kept), strides):
+            steps[d] = step
+        last = NestBuilder(sizes, {0})
+        for node, ref in states.items():
+            compute = self._compute_dtype(node)
+            partial = s.result.add_temp(Spec.of(sizes, compute, node.outputs[0].spec.device))
+            self.b.store(partial, compute.name, Access(steps), self.b.part(ref, 0))
+            state = last.load(partial, compute.name, Access(strides))
+            whole = last.reduce(node.op.name, state, tuple(node.args[3:]), compute.name, [o.spec.dtype.name for o in node.outputs], "inner",
+                                self._reduced_count(node), None, "final")
+            for root in node.outputs:
+                if root in group.roots:
+                    buffer = s.buffer_of(root)
+                    access = self._access(buffer.spec.strides, s._row_map(group, tuple(root.spec.shape)))
+                    where = Access((0, *(access.strides[d] for d in kept)), access.offset)
+                    last.store(buffer, root.spec.dtype.name, where, last.part(whole, root.index))
+        for b in (self.b, last):
+            recipe, operands, params = b.finish(s.target, s.threads)
+            s.result.steps.append(Step.kernel(recipe, tuple(operands), params, group.roots[0].node.op.name))
+        return True
+
+    def _compute_dtype(self, node: Node):
+        """The dtype a reduction's state is kept in."""
+        compute = node.op.rules.accumulate(node.inputs[0].spec.dtype, tuple(node.args[3:]))
+        return float32 if compute in (float16, bfloat16) else compute
+
+    def _reduced_count(self, node: Node) -> int:
+        return math.prod(node.inputs[0].spec.shape[d] for d in self.s._reduced_dims(node))
 
     def _used_later(self) -> set[Value]:
         """Roots that somebody outside this kernel reads."""
@@ -548,6 +632,9 @@ class _GroupEmitter:
         if node.op.rules.kind != POINTWISE:
             raise InternalError(f"schedule: {node.op.name} cannot be evaluated inside a loop nest")
         specs = specs_of(node.op, node.args)
+        copied = node.args[node.op.rules.copies] if node.op.rules.copies is not None else None
+        if isinstance(copied, Value) and copied.spec.dtype is v.spec.dtype and not isinstance(copied.spec, NumberSpec):
+            return self.value(copied, next(am for a, am in self.s._operand_maps(v, m) if a is copied))
         compute, result = pointwise_types(node.op, specs)
         maps = {id(a): am for a, am in self.s._operand_maps(v, m)}
         args: list[Any] = []
@@ -577,29 +664,24 @@ class _GroupEmitter:
         return "inner" if same else "units"
 
     def _reduce(self, v: Value) -> Ref:
-        node = v.node
-        key = (node.outputs[0], "state")
+        key = (v.node.outputs[0], "state")
         if key not in self.memo:
-            source = node.inputs[0]
-            over = self._over(node)
-            domain = self.group.domain
-            m = identity(len(domain), domain) if over != "units" else self.s._row_map(self.group, tuple(source.spec.shape))
-            arg = self.value(source, m)
-            rules = node.op.rules
-            attributes = tuple(node.args[3:])
-            compute = rules.accumulate(source.spec.dtype, attributes)
-            name = float32.name if compute in (float16, bfloat16) else compute.name
-            index = None
-            if rules.with_index:
-                dims = self.s._reduced_dims(node)
-                steps, step = [0] * len(domain), 1
-                for d in reversed(dims):
-                    steps[d], step = step, step * domain[d]
-                index = Access(steps)
-            count = math.prod(source.spec.shape[d] for d in self.s._reduced_dims(node))
-            outs = [o.spec.dtype for o in node.outputs]
-            self.memo[key] = self.b.reduce(node.op.name, arg, attributes, name, [o.name for o in outs], over, count, index)
+            self.memo[key] = self._reduce_node(v.node)
         return self.b.part(self.memo[key], v.index)
+
+    def _reduce_node(self, node: Node, stage: str = "whole") -> Ref:
+        source, over, domain = node.inputs[0], self._over(node), self.group.domain
+        m = identity(len(domain), domain) if over != "units" else self.s._row_map(self.group, tuple(source.spec.shape))
+        arg = self.value(source, m)
+        index = None
+        if node.op.rules.with_index:
+            steps, step = [0] * len(domain), 1
+            for d in reversed(self.s._reduced_dims(node)):
+                steps[d], step = step, step * domain[d]
+            index = Access(steps)
+        compute = self._compute_dtype(node).name
+        outs = [compute] if stage == "partial" else [o.spec.dtype.name for o in node.outputs]
+        return self.b.reduce(node.op.name, arg, tuple(node.args[3:]), compute, outs, over, self._reduced_count(node), index, stage)
 
     def _indexed(self, v: Value, m: IndexMap) -> Ref:
         """A value read where index tensors say."""

@@ -34,6 +34,7 @@ from flambeau.templates.loop_program import (
     Scalar,
     Store,
 )
+from flambeau.templates.transpose import suits, transposed_copy
 
 CHUNK_ELEMENTS = 8192  # one unit of a long vector dim
 GRAIN_ELEMENTS = 32768  # below about this much work a second thread costs more than it brings
@@ -47,6 +48,15 @@ def dense_map_params(length: int, expensive: bool) -> tuple[int, ...]:
     """The parameter block of a map over one dense dim: what `NestBuilder.finish` gives for it."""
     grain = max(1, (GRAIN_EXPENSIVE if expensive else GRAIN_ELEMENTS) // max(1, min(CHUNK_ELEMENTS, length)))
     return -(-length // CHUNK_ELEMENTS), grain, CHUNK_ELEMENTS, length
+
+
+FEW_UNITS = 16  # a reduction with fewer is divided: threads would idle
+MOST_PIECES = 256
+
+
+def largest_divisor(n: int, most: int) -> int:
+    """The largest divisor of n up to `most`."""
+    return next((m for m in range(min(n, most), 1, -1) if n % m == 0), 1)
 
 
 class Access:
@@ -108,9 +118,10 @@ class NestBuilder:
         return self._add(Apply, op, args, tuple(compute), dtype)
 
     def reduce(self, op: str, arg: Ref, attributes: tuple, compute: str, dtypes: Sequence[str], over: str, count: int,
-               index: Access | None) -> Ref:
+               index: Access | None, stage: str = "whole") -> Ref:
+        """`stage` "partial" leaves the state as it is, "final" combines such states."""
         self.element_bytes.add(BY_NAME[compute].itemsize)
-        return self._add(Reduce, op, arg, attributes, compute, tuple(dtypes), over, count, index)
+        return self._add(Reduce, op, arg, attributes, compute, tuple(dtypes), over, count, index, stage)
 
     def part(self, reduce: Ref, index: int) -> Ref:
         return self._add(Part, reduce, index)
@@ -163,6 +174,30 @@ class NestBuilder:
         inner = [d for d in live if d in self.reduced]
         return outer, merge(inner if self.serial else order(inner))
 
+    def division(self, lanes: int) -> tuple[int, int] | None:
+        """(reduced dim, number of pieces) that gives a long reduction of few rows enough units, and its sums shorter chains; None if
+        it has them. The pieces are equal and depend on sizes and lanes only.
+        """
+        outer, inner = self._ordered_dims()
+        rows, length = (math.prod(self._size(g) for g in groups) for groups in (outer, inner))
+        down = self._reduction_direction(outer, inner) == "outer"
+        units = rows // self._size(outer[-1]) * -(-self._size(outer[-1]) // (4 * lanes)) if down else rows
+        if length < FEW_UNITS or (units >= FEW_UNITS and not (down and length > GRAIN_ELEMENTS)):
+            return None
+        most = min(MOST_PIECES, rows * length // GRAIN_ELEMENTS)
+        found = [(largest_divisor(self.sizes[d], most), -i, d) for i, g in enumerate(inner) for d in g]
+        pieces, _, dim = max(found, default=(1, 0, 0))
+        return (dim, pieces) if pieces > 1 else None
+
+    def divide(self, dim: int, pieces: int) -> None:
+        """Reduce within equal pieces of a dim only: it counts pieces from now on, and a new last dim runs inside one."""
+        piece = self.sizes[dim] // pieces
+        for x in self._accesses():
+            x.strides = (*x.strides[:dim], x.strides[dim] * piece, *x.strides[dim + 1:], x.strides[dim])
+        self.sizes[dim] = pieces
+        self.sizes.append(piece)
+        self.reduced = (self.reduced - {dim}) | {len(self.sizes) - 1}
+
     def _size(self, group: list[int]) -> int:
         return math.prod(self.sizes[d] for d in group)
 
@@ -184,6 +219,8 @@ class NestBuilder:
             vector = self._reduction_direction(outer, inner)
             inner = inner or [[]]
             chunked = vector == "outer"
+        if is_map and (turned := self._as_transposed_copy(target, groups := outer + inner)):
+            return turned
         lanes = max(4, target.vector_bytes // (8 if self.element_bytes and min(self.element_bytes) >= 8 else 4))
         groups = outer + inner
         vector_group = len(outer) - 1 if vector == "outer" else len(groups) - 1
@@ -214,6 +251,23 @@ class NestBuilder:
         nest = LoopNest(len(outer), len(inner), vector, chunked, lanes, len(self.operands), unroll, tuple(program),
                         self._partial_slot())
         return Recipe("loop_nest", (nest,), build_loop_nest), self.operands, tuple(params)
+
+    def _as_transposed_copy(self, target, groups: list[list[int]]) -> tuple[Recipe, list[Any], tuple[int, ...]] | None:
+        """`finish` for what is nothing but a copy that turns memory."""
+        if [ins[0] for ins in self.instructions] != [Load, Store]:
+            return None
+        (_, slot, dtype, source, indices), (_, into, stored, result, _, moves, combine) = self.instructions
+        if dtype != stored or indices or moves or combine:
+            return None
+        sizes = [self._size(g) for g in groups]
+        steps, result_steps = ([x.strides[g[-1]] if g else 0 for g in groups] for x in (source, result))
+        size = BY_NAME[dtype].itemsize
+        dims = suits(sizes, steps, result_steps, size)
+        if dims is None:
+            return None
+        recipe, params = transposed_copy(target, sizes, steps, result_steps, size, *dims, source.offset, result.offset,
+                                         (slot, into, len(self.operands)))
+        return recipe, self.operands, params
 
     def _partial_slot(self) -> int:
         for i, operand in enumerate(self.operands):
@@ -278,9 +332,9 @@ class NestBuilder:
                 index, size, dim, op, error_slot, wrap, failure = fields
                 program.append(Check(index, number(size), number(dim), number(op_id(op)), error_slot, wrap, failure))
             elif kind is Reduce:
-                op, arg, attributes, compute, dtypes, over, count, index = fields
+                op, arg, attributes, compute, dtypes, over, count, index, stage = fields
                 where = positions(index) if index is not None else ()
-                program.append(Reduce(op, arg, attributes, compute, dtypes, where, over, number(count)))
+                program.append(Reduce(op, arg, attributes, compute, dtypes, where, over, number(count), stage))
             elif kind is Store:
                 slot, dtype, access, value, indices, combine = fields
                 where = positions(access)
