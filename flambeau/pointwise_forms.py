@@ -106,6 +106,19 @@ def rrelu_(input: Tensor, lower: float = 1.0 / 8, upper: float = 1.0 / 3, traini
     return rrelu(input, lower, upper, training, True)
 
 
+# ---------------------------------------------------------------------- parts of complex tensors
+def _part(name: str) -> property:
+    op = REGISTRY[name]
+
+    def get(self: Tensor) -> Tensor:
+        return self if name == "real" and not self.spec.dtype.is_complex else op(self)
+
+    def put(self: Tensor, value: Any) -> None:
+        get(self).copy_(value)
+
+    return property(get, put, doc=f"{op.doc} Assigning writes into the tensor.")
+
+
 # ---------------------------------------------------------------------- operators that write in place
 IN_PLACE_OPERATORS = {
     "__iadd__": "add", "__isub__": "sub", "__imul__": "mul", "__itruediv__": "true_divide", "__idiv__": "true_divide",
@@ -142,3 +155,5 @@ def install() -> None:
         ("equal", equal), ("polygamma", REGISTRY["polygamma"].function), ("polygamma_", REGISTRY["polygamma"].in_place),
     ):
         setattr(Tensor, name, function)
+    for name in ("real", "imag"):
+        setattr(Tensor, name, _part(name))

@@ -76,7 +76,7 @@ def part_view(s: Spec, at: int):
 class real(View):
     """The real parts, as a view."""
 
-    methods = ("real",)
+    methods = ()
 
     def signature(input: Tensor): ...
 
@@ -99,7 +99,7 @@ class real(View):
 class imag(View):
     """The imaginary parts, as a view. Raises: RuntimeError for real tensors."""
 
-    methods = ("imag",)
+    methods = ()
 
     def signature(input: Tensor): ...
 

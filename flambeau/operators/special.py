@@ -196,10 +196,10 @@ class logit(Public):
 
     def vjp(g, out, input, eps):
         ops = REGISTRY
-        slope = chain(g, one_over(mul(input, sub(1.0, input))))
+        slope = one_over(mul(input, sub(1.0, input)))
         low, high = (0.0, 1.0) if eps is None else (eps, 1.0 - eps)
         inside = ops["logical_and"](ops["ge"](input, low), ops["le"](input, high))
-        return (where(inside, slope, math.nan if eps is None else 0),)
+        return (chain(g, where(inside, slope, math.nan if eps is None else 0)),)
 
     def reference(x, eps=None):
         return scipy_special.logit(x if eps is None else np.clip(x, eps, 1 - eps))
