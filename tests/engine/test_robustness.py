@@ -113,7 +113,8 @@ INTERRUPTED = """
 
 
 def test_an_interrupt_in_a_kernel_leaves_the_process_usable() -> None:
-    process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(INTERRUPTED)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(INTERRUPTED)], **pipes)
     try:
         assert process.stdout.readline() == "ready\n", process.stderr.read()
         time.sleep(0.3)
