@@ -16,6 +16,8 @@ from flambeau.kernel.types import Type, i64
 from flambeau.runtime.errors import emit_report, kind_numbered
 from flambeau.templates.loop_program import MEMORY, REGISTER, Check, Keep, Load, LoopNest, Store
 
+STREAMING_ALIGN = 64  # bytes: stores past the cache fault elsewhere, and memory given by the caller (a view, an array) may start anywhere
+
 
 class LoopMemory:
     """What the emitter of a loop nest does to memory."""
@@ -24,6 +26,7 @@ class LoopMemory:
     nest: LoopNest
     tid: Value
     pointers: dict[int, Value]
+    aligned: dict[int, Value]  # of a slot that is stored past the cache: whether its memory starts where such stores may
     sizes: list[Value]
     bases: dict[int, Any]
     level: list[str]
@@ -174,7 +177,8 @@ class LoopMemory:
                 both = k.shuffle(v.real, v.imag, [x // 2 + (x % 2) * lanes for x in range(2 * lanes)])
                 k.store(p, both, where * 2, mask=self._double(mask, lanes))
             elif n.streaming and mask is None:
-                k.store(p, v, where, align=lanes * v.type.size, nontemporal=True)
+                k.when_else(self.aligned[n.slot], lambda: k.store(p, v, where, align=STREAMING_ALIGN, nontemporal=True),
+                            lambda: k.store(p, v, where))
             else:
                 k.store(p, v, where, mask=mask)
             return

@@ -26,7 +26,7 @@ from flambeau.kernel import types as t
 from flambeau.kernel.complexes import Complex, complex_const
 from flambeau.kernel.dsl import Function, Module, Value
 from flambeau.kernel.types import Type, i64, ptr
-from flambeau.templates.loop_memory import LoopMemory, convert, fit
+from flambeau.templates.loop_memory import STREAMING_ALIGN, LoopMemory, convert, fit
 from flambeau.templates.loop_program import (
     CHUNK,
     COUNTER_SLOT,
@@ -51,6 +51,24 @@ from flambeau.templates.loop_program import (
 def build_loop_nest(target, nest: LoopNest) -> Module:
     """The kernel of a nest, for a target."""
     return _Emitter(nest, Module(vector_bits=max(256, target.vector_bytes * 8), native_scalef=target.has("avx512f", "avx512vl"))).build()
+
+
+def state_types(n: Reduce) -> list[Type]:
+    """Register types of what a reduction carries along."""
+    kind = REGISTER[n.compute]
+    if BY_NAME[n.compute].is_complex:
+        return [kind, kind]
+    return [kind, i64] if REGISTRY[n.op].rules.with_index else [kind]
+
+
+def partial_layout(program: tuple) -> tuple[dict[int, int], int]:
+    """Byte offset of each final reduction's state within a unit's record, and the record's size."""
+    places, size = {}, 0
+    for i, n in enumerate(program):
+        if isinstance(n, Reduce) and n.over != "inner":
+            places[i] = size
+            size += 8 * len(state_types(n))
+    return places, size
 
 
 class _Emitter(LoopMemory):
@@ -117,6 +135,9 @@ class _Emitter(LoopMemory):
         k, nest = self.k, self.nest
         self.block = k.load(self.slots, ptr, nest.slots)
         self.pointers = {s: k.load(self.slots, ptr, s) for s in self._pointer_slots()}
+        self.aligned = {
+            n.slot: (self.pointers[n.slot].to(i64) % STREAMING_ALIGN).eq(0) for n in self.program if isinstance(n, Store) and n.streaming
+        }
         self.scalars = {
             i: k.load(self.slots, t.f64 if n.kind == "f" else i64, n.slot)
             for i, n in enumerate(self.program) if isinstance(n, Scalar)
@@ -471,16 +492,9 @@ class _Emitter(LoopMemory):
         return fit(self.k, result, BY_NAME[n.dtype])
 
     # ------------------------------------------------------------------ reductions
-    def _state_types(self, n: Reduce) -> list[Type]:
-        rules = REGISTRY[n.op].rules
-        kind = REGISTER[n.compute]
-        if BY_NAME[n.compute].is_complex:
-            return [kind, kind]
-        return [kind, i64] if rules.with_index else [kind]
-
     def _identity(self, n: Reduce, lanes: int) -> list[Value]:
         rules, k = REGISTRY[n.op].rules, self.k
-        types = self._state_types(n)
+        types = state_types(n)
         start = rules.identity(BY_NAME[n.compute])
         if BY_NAME[n.compute].is_complex:
             start = complex(start)
@@ -498,7 +512,7 @@ class _Emitter(LoopMemory):
         """An element as reduction state."""
         k, rules = self.k, REGISTRY[n.op].rules
         v = self.convert(v, self.dtype_of(n.arg.index), n.compute)
-        if rules.map is not None:
+        if rules.map is not None and n.stage != "final":
             v = rules.map(k, v)
         parts = [v.real, v.imag] if isinstance(v, Complex) else [v]
         if rules.with_index:
@@ -552,7 +566,7 @@ class _Emitter(LoopMemory):
         count = self.param(n.count) if n.count > 0 else None
         if BY_NAME[n.compute].is_complex:
             state = (Complex(*state),)
-        if rules.finish is not None:
+        if rules.finish is not None and n.stage != "partial":
             outs = rules.finish(k, state, count, *n.attributes)
         else:
             outs = state
@@ -560,18 +574,9 @@ class _Emitter(LoopMemory):
         return tuple(fit(k, o, BY_NAME[name]) for o, name in zip(outs, n.dtypes))
 
     # ------------------------------------------------------------------ over all units
-    def _partial_layout(self) -> tuple[dict[int, int], int]:
-        """Byte offset of each final reduction's state within a unit's record, and the record's size."""
-        places, size = {}, 0
-        for i, n in enumerate(self.program):
-            if isinstance(n, Reduce) and n.over != "inner":
-                places[i] = size
-                size += 8 * len(self._state_types(n))
-        return places, size
-
     def _leave_partial(self, i: int, parts: list) -> None:
         k = self.k
-        places, size = self._partial_layout()
+        places, size = partial_layout(self.program)
         record = k.offset(self.pointers[self.nest.partial_slot], self.unit * size)
         for j, p in enumerate(parts):
             k.store(record, p, (places[i] + 8 * j) // p.type.size)
@@ -584,14 +589,14 @@ class _Emitter(LoopMemory):
         before = k.emit(i64, f"atomicrmw add ptr {counter.ref}, i64 {mine.ref} acq_rel")
         total = self.param(TOTAL)
         with k.when((before + mine).eq(total)):
-            places, size = self._partial_layout()
+            places, size = partial_layout(self.program)
             finals = [i for i, n in enumerate(self.program) if isinstance(n, Reduce) and n.over != "inner"]
             state = {i: self._state_variables(self.program[i], 0) for i in finals}
             with k.range(0, total) as unit:
                 record = k.offset(self.pointers[self.nest.partial_slot], unit * size)
                 for i in finals:
                     n = self.program[i]
-                    parts = [k.load(record, ty, (places[i] + 8 * j) // ty.size) for j, ty in enumerate(self._state_types(n))]
+                    parts = [k.load(record, ty, (places[i] + 8 * j) // ty.size) for j, ty in enumerate(state_types(n))]
                     merged = self._combine(n, [s.get() for s in state[i]], parts)
                     for s, m in zip(state[i], merged):
                         s.set(m)
