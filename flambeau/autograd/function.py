@@ -217,7 +217,8 @@ def _run_backward(cls: type, ctx: Any, grads: list, specs: list, out_specs: list
             raise TypeError(f"{cls.__name__}.backward: expected a Tensor or None as gradient {i}, got {type(g).__name__}.")
         if g is not None and spec is None:
             raise RuntimeError(
-                f"function {cls.__name__}Backward returned a gradient different from None at position {i + 1}, but the corresponding forward "
+                f"function {cls.__name__}Backward returned a gradient different from None at position {i + 1}, but the corresponding "
+                f"forward "
                 f"input was not a Variable"
             )
     return custom.fitted(cls.__name__ + "Backward", found, specs)

@@ -33,7 +33,7 @@ def _nowhere() -> None:
 
 
 class saved_tensors_hooks:
-    """Inside the block `pack_hook(tensor)` decides what is kept of each saved tensor, `unpack_hook(kept)` gives the tensor back in backward."""
+    """Inside the block `pack_hook(tensor)` decides what is kept of each saved tensor; `unpack_hook(kept)` gives it back in backward."""
 
     def __init__(self, pack_hook: Callable[[Tensor], Any], unpack_hook: Callable[[Any], Tensor]):
         self.pack_hook, self.unpack_hook = pack_hook, unpack_hook
@@ -79,7 +79,8 @@ def get_gradient_edge(tensor: Tensor) -> GradientEdge:
     """The edge of a tensor. Raises: RuntimeError without requires_grad."""
     if not tensor.requires_grad:
         raise RuntimeError(
-            "get_gradient_edge: It is not possible to get the gradient edge for a Tensor that does not require gradients. Call requires_grad_()."
+            "get_gradient_edge: It is not possible to get the gradient edge for a Tensor that does not require gradients. Call "
+            "requires_grad_()."
         )
     node, at = tape.edge_of(tensor)
     return GradientEdge(tape.AccumulateGrad(at), 0) if node is None else GradientEdge(node, at)

@@ -109,13 +109,15 @@ def _checked_inputs(inputs: tuple) -> list[Tensor]:
     for i, x in enumerate(inputs):
         if isinstance(x, Tensor) and x.requires_grad and x.dtype.name not in ("float64", "complex128"):
             warnings.warn(
-                f"Input #{i} requires gradient and is not a double precision floating point or complex. This check will likely fail if all the "
+                f"Input #{i} requires gradient and is not a double precision floating point or complex. This check will likely fail if "
+                f"all the "
                 f"inputs are not of double precision floating point or complex.",
                 stacklevel=4,
             )
         if isinstance(x, Tensor) and x.requires_grad and any(s == 0 and n > 1 for n, s in zip(x.shape, x.spec.strides)):
             raise RuntimeError(
-                f"The {i}th input has a dimension with stride 0. gradcheck only supports inputs that are non-overlapping to be able to compute "
+                f"The {i}th input has a dimension with stride 0. gradcheck only supports inputs that are non-overlapping to be able to "
+                f"compute "
                 f"the numerical gradients correctly. You should call .contiguous on the input before passing it to gradcheck."
             )
     return found
@@ -184,7 +186,8 @@ def _check_all(func: Callable, inputs: tuple, checked: list[Tensor], eps: float,
         if any(abs(a - b) > nondet_tol for r, s in zip(analytical[i], again[i]) for a, b in zip(r, s)):
             raise GradcheckError(
                 f"gradcheck: Backward is not reentrant, i.e., running backward with same input and grad_output multiple times gives "
-                f"different values, although analytical gradient matches numerical gradient. The tolerance for nondeterminism was {nondet_tol}."
+                f"different values, although analytical gradient matches numerical gradient. The tolerance for nondeterminism was "
+                f"{nondet_tol}."
             )
         for k, row in enumerate(_numerical(func, inputs, x, eps)):
             for j, value in enumerate(row):

@@ -32,7 +32,7 @@ def run(
 ) -> None:
     """tensors[i] for i in `written` become function(*tensors, *numbers, *flags). No autograd."""
     values = (*tensors, *numbers)
-    if bind.MODES or any([hasattr(x, "spec") and x.spec.is_slow for x in values]):
+    if bind.MODES or any(hasattr(x, "spec") and x.spec.is_slow for x in values):
         run_slowly(function, written, values, flags)
         return
     key = (function, flags, *[x.spec if hasattr(x, "spec") else type(x) for x in values])
@@ -76,7 +76,7 @@ def plan_for(function: Callable, written: tuple[int, ...], values: Sequence[Any]
 def compute(function: Callable[..., tuple], tensors: Sequence[Any], numbers: Sequence[Any] = (), flags: tuple = ()) -> tuple:
     """function(*tensors, *numbers, *flags), planned as one graph: a tuple of new tensors. No autograd."""
     values = (*tensors, *numbers)
-    if bind.MODES or any([hasattr(x, "spec") and x.spec.is_slow for x in values]):
+    if bind.MODES or any(hasattr(x, "spec") and x.spec.is_slow for x in values):
         return function(*values, *flags)
     key = (function, flags, "compute", *[x.spec if hasattr(x, "spec") else type(x) for x in values])
     found = _plans.get(key)

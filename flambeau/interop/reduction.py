@@ -21,7 +21,8 @@ def plain_values(t: Tensor) -> Tensor:
     """The values on the CPU, in row-major order. Raises: RuntimeError for a tensor with a history."""
     if t.node is not None:
         raise RuntimeError(
-            "pickle: Cowardly refusing to serialize a non-leaf tensor which requires_grad: its history cannot go along. Call .detach() first."
+            "pickle: Cowardly refusing to serialize a non-leaf tensor which requires_grad: its history cannot go along. Call .detach() "
+            "first."
         )
     t = t.detach()
     t = t if t.spec.device is CPU else t.cpu()

@@ -69,13 +69,15 @@ def dropout2d(input: Tensor, p: float = 0.5, training: bool = True, inplace: boo
     p = _checked(p)
     if input.ndim not in (3, 4):
         warnings.warn(
-            f"dropout2d: Received a {input.ndim}-D input to dropout2d, which is deprecated and will result in an error in a future release. "
+            f"dropout2d: Received a {input.ndim}-D input to dropout2d, which is deprecated and will result in an error in a future "
+            f"release. "
             f"To retain the behavior and silence this warning, please use dropout instead.",
             stacklevel=2,
         )
     if input.ndim == 3:
         warnings.warn(
-            "dropout2d: Received a 3D input to dropout2d and assuming that channel-wise 1D dropout behavior is desired - input is interpreted "
+            "dropout2d: Received a 3D input to dropout2d and assuming that channel-wise 1D dropout behavior is desired - input is "
+            "interpreted "
             "as shape (N, C, L), where C is the channel dim.",
             stacklevel=2,
         )
@@ -87,7 +89,8 @@ def dropout3d(input: Tensor, p: float = 0.5, training: bool = True, inplace: boo
     p = _checked(p)
     if input.ndim not in (4, 5):
         warnings.warn(
-            f"dropout3d: Received a {input.ndim}-D input to dropout3d, which is deprecated and will result in an error in a future release. "
+            f"dropout3d: Received a {input.ndim}-D input to dropout3d, which is deprecated and will result in an error in a future "
+            f"release. "
             f"To retain the behavior and silence this warning, please use dropout instead.",
             stacklevel=2,
         )

@@ -6,10 +6,22 @@ import importlib
 from typing import Any
 
 HOMES = {
-    "ASGD": "rprop", "Adadelta": "adaptive", "Adafactor": "adafactor", "Adagrad": "adaptive", "Adam": "adam", "AdamW": "adam", "Adamax": "adaptive",
-    "LBFGS": "lbfgs", "Muon": "muon", "NAdam": "adam_variants", "Optimizer": "optimizer", "RAdam": "adam_variants", "RMSprop": "adaptive",
-    "Rprop": "rprop", "SGD": "sgd",
-}  # fmt: skip
+    "ASGD": "rprop",
+    "Adadelta": "adaptive",
+    "Adafactor": "adafactor",
+    "Adagrad": "adaptive",
+    "Adam": "adam",
+    "AdamW": "adam",
+    "Adamax": "adaptive",
+    "LBFGS": "lbfgs",
+    "Muon": "muon",
+    "NAdam": "adam_variants",
+    "Optimizer": "optimizer",
+    "RAdam": "adam_variants",
+    "RMSprop": "adaptive",
+    "Rprop": "rprop",
+    "SGD": "sgd",
+}
 SUBMODULES = ("adam", "adamw", "lr_scheduler", "optimizer", "sgd", "swa_utils")
 
 

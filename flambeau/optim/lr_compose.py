@@ -118,7 +118,8 @@ class SequentialLR(LRScheduler):
                 raise TypeError(f"{type(self).__name__} at index {i} should have `optimizer` as its attribute.")
             if isinstance(scheduler, ReduceLROnPlateau):
                 raise ValueError(
-                    f"{type(self).__name__} does not support `ReduceLROnPlateau` scheduler as it requires additional kwargs to be specified "
+                    f"{type(self).__name__} does not support `ReduceLROnPlateau` scheduler as it requires additional kwargs to be "
+                    f"specified "
                     f"when calling `step`, but got one at index {i} in the given schedulers sequence."
                 )
             if optimizer is not scheduler.optimizer:
@@ -182,7 +183,8 @@ class ChainedScheduler(LRScheduler):
                 raise TypeError(f"{type(self).__name__} at index {i} should have `optimizer` as its attribute.")
             if isinstance(scheduler, ReduceLROnPlateau):
                 raise ValueError(
-                    f"{type(self).__name__} does not support `ReduceLROnPlateau` scheduler as it requires additional kwargs to be specified "
+                    f"{type(self).__name__} does not support `ReduceLROnPlateau` scheduler as it requires additional kwargs to be "
+                    f"specified "
                     f"when calling `step`, but got one at index {i} in the given schedulers sequence."
                 )
             if optimizer is not scheduler.optimizer:

@@ -55,7 +55,8 @@ class Saved:
         x = self.value if self.unpack is None else tape.with_edge(self.unpack(self.value), self.edge if self.output is None else None)
         if self.unpack is None and self.version is not None and x.storage.version != self.version:
             raise RuntimeError(
-                f"backward: a tensor of shape {list(x.spec.shape)} that {node.name()} saved has been modified by an inplace operation: it is at version "
+                f"backward: a tensor of shape {list(x.spec.shape)} that {node.name()} saved has been modified by an inplace operation: "
+                f"it is at version "
                 f"{x.storage.version}, version {self.version} was saved. Write to a clone, or move the in-place op after backward."
             )
         if self.output is None or not node.has_history(self.output):

@@ -191,7 +191,8 @@ def checkpoint_sequential(functions: Any, segments: int, input: Any, use_reentra
     """A Sequential (or list of functions) in `segments` checkpoints, the last of which is run plainly."""
     if use_reentrant is None:
         warnings.warn(
-            "checkpoint_sequential: the use_reentrant parameter should be passed explicitly: use_reentrant=False is recommended, True is assumed.",
+            "checkpoint_sequential: the use_reentrant parameter should be passed explicitly: use_reentrant=False is recommended, True is "
+            "assumed.",
             stacklevel=2,
         )
         use_reentrant = True

@@ -123,7 +123,9 @@ def test_without_batching_and_with_custom_collation():
 
 def test_shuffle_depends_on_the_generator_alone():
     def order(seed):
-        return [int(i) for b in DataLoader(Squares(50), batch_size=7, shuffle=True, generator=fb.Generator().manual_seed(seed)) for i in b["i"]]
+        return [
+            int(i) for b in DataLoader(Squares(50), batch_size=7, shuffle=True, generator=fb.Generator().manual_seed(seed)) for i in b["i"]
+        ]
 
     assert sorted(order(0)) == list(range(50))
     assert order(0) == order(0) != order(1)
@@ -140,7 +142,9 @@ def test_workers_give_the_same_batches(method):
     for workers in (1, 3) if method == "fork" else (2,):
         loader = DataLoader(Squares(11), batch_size=2, num_workers=workers, multiprocessing_context=method)
         for mine, theirs in zip(loader, DataLoader(Squares(11), batch_size=2), strict=True):
-            assert mine["x"].tolist() == theirs["x"].tolist() and mine["i"].tolist() == theirs["i"].tolist() and mine["name"] == theirs["name"]
+            assert (
+                mine["x"].tolist() == theirs["x"].tolist() and mine["i"].tolist() == theirs["i"].tolist() and mine["name"] == theirs["name"]
+            )
     assert blocks() <= before
 
 
@@ -282,7 +286,13 @@ def test_tensors_pickle():
     import copy
     import pickle
 
-    for t in (fb.arange(6).reshape(2, 3).t(), fb.ones(2, dtype=fb.bfloat16), fb.zeros(0, 3), fb.ones(2, requires_grad=True), fb.nn.Parameter(fb.ones(2))):
+    for t in (
+        fb.arange(6).reshape(2, 3).t(),
+        fb.ones(2, dtype=fb.bfloat16),
+        fb.zeros(0, 3),
+        fb.ones(2, requires_grad=True),
+        fb.nn.Parameter(fb.ones(2)),
+    ):
         again = pickle.loads(pickle.dumps(t))
         assert type(again) is type(t) and again.dtype is t.dtype and again.requires_grad == t.requires_grad and again.tolist() == t.tolist()
     model = fb.nn.Sequential(fb.nn.Linear(2, 3), fb.nn.BatchNorm1d(3))

@@ -79,7 +79,10 @@ def test_weight_norm(new, dim):
 def test_spectral_norm():
     a, b = pair("Linear", 5, 4)
     with np.errstate(all="ignore"):
-        a, b = torch.nn.utils.parametrizations.spectral_norm(a, n_power_iterations=50), fb.nn.utils.parametrizations.spectral_norm(b, n_power_iterations=50)
+        a, b = (
+            torch.nn.utils.parametrizations.spectral_norm(a, n_power_iterations=50),
+            fb.nn.utils.parametrizations.spectral_norm(b, n_power_iterations=50),
+        )
     assert list(a.state_dict()) == list(b.state_dict())
     x = np.random.default_rng(0).standard_normal((2, 5)).astype("f")
     same(a(torch.from_numpy(x)), b(fb.from_numpy(x.copy())), 1e-4)
@@ -125,8 +128,10 @@ def test_functional_call():
     a, b = pair("Linear", 3, 2)
     x = np.ones((1, 3), "f")
     given = {"weight": np.full((2, 3), 2.0, "f")}
-    same(torch.func.functional_call(a, {k: torch.from_numpy(v) for k, v in given.items()}, (torch.from_numpy(x),)),
-         fb.func.functional_call(b, {k: fb.from_numpy(v) for k, v in given.items()}, (fb.from_numpy(x),)))  # fmt: skip
+    same(
+        torch.func.functional_call(a, {k: torch.from_numpy(v) for k, v in given.items()}, (torch.from_numpy(x),)),
+        fb.func.functional_call(b, {k: fb.from_numpy(v) for k, v in given.items()}, (fb.from_numpy(x),)),
+    )
     assert b.weight.tolist() == a.weight.tolist()
     with pytest.raises(RuntimeError):
         fb.func.functional_call(b, {"nothing": fb.ones(1)}, (fb.from_numpy(x),))
@@ -135,7 +140,10 @@ def test_functional_call():
 
 
 def test_fusion():
-    for kinds in (("Conv2d", (3, 4, 3), "BatchNorm2d", (4,), (2, 3, 5, 5), "fuse_conv_bn_eval"), ("Linear", (3, 4), "BatchNorm1d", (4,), (2, 3), "fuse_linear_bn_eval")):
+    for kinds in (
+        ("Conv2d", (3, 4, 3), "BatchNorm2d", (4,), (2, 3, 5, 5), "fuse_conv_bn_eval"),
+        ("Linear", (3, 4), "BatchNorm1d", (4,), (2, 3), "fuse_linear_bn_eval"),
+    ):
         layer, bn = getattr(fb.nn, kinds[0])(*kinds[1]).eval(), getattr(fb.nn, kinds[2])(*kinds[3]).eval()
         bn.running_mean.normal_()
         bn.running_var.uniform_(0.5, 2)

@@ -67,7 +67,9 @@ def train(framework, params, make, steps):
     return optimizer
 
 
-@pytest.mark.parametrize("name, options", CASES, ids=lambda v: v if isinstance(v, str) else ",".join(f"{k}={x}" for k, x in v.items()) or "plain")
+@pytest.mark.parametrize(
+    "name, options", CASES, ids=lambda v: v if isinstance(v, str) else ",".join(f"{k}={x}" for k, x in v.items()) or "plain"
+)
 def test_steps_agree(name, options):
     dtype = "float64" if name == "LBFGS" else "float32"
     theirs = [torch.nn.Parameter(torch.from_numpy(w.copy())) for w in weights(dtype)]
@@ -78,7 +80,7 @@ def test_steps_agree(name, options):
     for x, y in zip(theirs, mine):
         np.testing.assert_allclose(y.detach().numpy(), x.detach().numpy(), rtol=rtol, atol=atol)
     left, right = a.state_dict(), b.state_dict()
-    assert {k: v for k, v in left["param_groups"][0].items()} == {k: v for k, v in right["param_groups"][0].items()}
+    assert left["param_groups"][0] == right["param_groups"][0]
     assert left["state"].keys() == right["state"].keys()
     for i in left["state"]:
         assert left["state"][i].keys() == right["state"][i].keys()
@@ -146,7 +148,9 @@ def composed(m, kind):
     optimizer = m.optim.SGD([p], lr=1.0)
     L = m.optim.lr_scheduler
     if kind == "sequential":
-        scheduler = L.SequentialLR(optimizer, [L.LinearLR(optimizer, 0.1, total_iters=3), L.ExponentialLR(optimizer, 0.9), L.StepLR(optimizer, 2)], [3, 7])
+        scheduler = L.SequentialLR(
+            optimizer, [L.LinearLR(optimizer, 0.1, total_iters=3), L.ExponentialLR(optimizer, 0.9), L.StepLR(optimizer, 2)], [3, 7]
+        )
     else:
         scheduler = L.ChainedScheduler([L.ConstantLR(optimizer, 0.1, 3), L.ExponentialLR(optimizer, 0.9)])
     found = []

@@ -35,7 +35,9 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("kind, more", [("LSTM", {}), ("LSTM", {"proj_size": 3}), ("GRU", {}), ("RNN", {}), ("RNN", {"nonlinearity": "relu"})])
+@pytest.mark.parametrize(
+    "kind, more", [("LSTM", {}), ("LSTM", {"proj_size": 3}), ("GRU", {}), ("RNN", {}), ("RNN", {"nonlinearity": "relu"})]
+)
 @pytest.mark.parametrize("form", ["batch", "state", "unbatched", "packed"])
 def test_sequences(kind, more, options, form):
     theirs, mine = pair(kind, 4, 5, **options, **more)

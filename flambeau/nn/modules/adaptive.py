@@ -49,7 +49,8 @@ class AdaptiveLogSoftmaxWithLoss(Module):
             or any(int(c) != c for c in cutoffs)
         ):
             raise ValueError(
-                "cutoffs should be a sequence of unique, positive integers sorted in an increasing order, where each value is between 1 and "
+                "cutoffs should be a sequence of unique, positive integers sorted in an increasing order, where each value is between 1 "
+                "and "
                 "n_classes-1"
             )
         self.in_features, self.n_classes, self.cutoffs = in_features, n_classes, [*cutoffs, n_classes]

@@ -71,7 +71,8 @@ class BackwardHook:
                 for hook in self.hooks:
                     if hook(self.module, (None,) * self.input_count, given) is not None:
                         raise RuntimeError(
-                            "Backward hook for Modules where no input requires gradient should always return None or None for all gradients."
+                            "Backward hook for Modules where no input requires gradient should always return None or None for all "
+                            "gradients."
                         )
             return [given[i] for i in at]
 

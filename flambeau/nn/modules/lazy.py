@@ -11,7 +11,7 @@ __all__ = ["LazyModuleMixin"]
 
 
 class LazyModuleMixin:
-    """Put before a module class: `initialize_parameters(*input)` runs once, before the first forward, then the class becomes `cls_to_become`."""
+    """Put before a module class: `initialize_parameters(*input)` runs before the first forward, then the class becomes `cls_to_become`."""
 
     cls_to_become: type | None = None
 

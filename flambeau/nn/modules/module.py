@@ -207,7 +207,8 @@ class Module:
             raise TypeError(f"cannot assign '{_typename(param)}' object to parameter '{name}' (torch.nn.Parameter or None required)")
         if param is not None and param.node is not None:
             raise ValueError(
-                f"Cannot assign non-leaf Tensor to parameter '{name}'. Model parameters must be created explicitly. To express '{name}' as a "
+                f"Cannot assign non-leaf Tensor to parameter '{name}'. Model parameters must be created explicitly. To express '{name}' "
+                f"as a "
                 f"function of another Tensor, compute the value in the forward() method."
             )
         epoch.value += 1

@@ -47,7 +47,8 @@ class RNNBase(Module):
             raise ValueError("dropout should be a number in range [0, 1] representing the probability of an element being zeroed")
         if dropout > 0 and num_layers == 1:
             warnings.warn(
-                f"dropout option adds dropout after all but last recurrent layer, so non-zero dropout expects num_layers greater than 1, but "
+                f"dropout option adds dropout after all but last recurrent layer, so non-zero dropout expects num_layers greater than 1, "
+                f"but "
                 f"got dropout={dropout} and num_layers={num_layers}",
                 stacklevel=3,
             )
@@ -216,7 +217,10 @@ class RNN(RNNBase):
 
 
 class GRU(RNNBase):
-    """Gated recurrent units, layer over layer. Shapes: [T, N, input_size] -> [T, N, directions * hidden_size]. Source: Cho et al. (2014)."""
+    """Gated recurrent units, layer over layer. Shapes: [T, N, input_size] -> [T, N, directions * hidden_size].
+
+    Source: Cho et al. (2014).
+    """
 
     def __init__(self, *args: Any, **kwargs: Any):
         if "proj_size" in kwargs:
@@ -225,7 +229,9 @@ class GRU(RNNBase):
 
 
 class LSTM(RNNBase):
-    """Long short-term memory, layer over layer. Shapes: [T, N, input_size] -> [T, N, directions * (proj_size or hidden_size)], states (h, c).
+    """Long short-term memory, layer over layer; its state is (h, c).
+
+    Shapes: [T, N, input_size] -> [T, N, directions * (proj_size or hidden_size)].
 
     Source: Hochreiter and Schmidhuber (1997); projections: Sak et al. (2014).
     """

@@ -157,7 +157,8 @@ def load_own(
 def _load_one(module: Any, name: str, key: str, target: Tensor, value: Any, assign: bool, errors: list) -> None:
     if not isinstance(value, Tensor):
         errors.append(
-            f'While copying the parameter named "{key}", expected torch.Tensor or Tensor-like object from checkpoint but received {type(value)}'
+            f'While copying the parameter named "{key}", expected torch.Tensor or Tensor-like object from checkpoint but received '
+            f'{type(value)}'
         )
         return
     lazy = is_lazy(target)

@@ -104,12 +104,14 @@ class ParametrizationList(ModuleList):
             raise ValueError(f"A parametrization must return a tensor. Got {type(result).__name__}.")
         if result.dtype is not original.dtype:
             raise ValueError(
-                f"Registering a parametrization may not change the dtype of the tensor, unless `unsafe` flag is enabled.\nunparametrized dtype: "
+                f"Registering a parametrization may not change the dtype of the tensor, unless `unsafe` flag is enabled.\nunparametrized "
+                f"dtype: "
                 f"{original.dtype}\nparametrized dtype: {result.dtype}"
             )
         if result.shape != original.shape and self.is_tensor and result.shape != self.original.shape:
             raise ValueError(
-                f"Registering a parametrization may not change the shape of the tensor, unless `unsafe` flag is enabled.\nunparametrized shape: "
+                f"Registering a parametrization may not change the shape of the tensor, unless `unsafe` flag is enabled.\nunparametrized "
+                f"shape: "
                 f"{original.shape}\nparametrized shape: {result.shape}"
             )
 
@@ -182,7 +184,8 @@ def register_parametrization(module: Module, tensor_name: str, parametrization: 
             after = parametrization(before)
             if not isinstance(after, Tensor) or after.shape != before.shape or after.dtype is not before.dtype:
                 raise ValueError(
-                    "Registering a parametrization may not change the shape or the dtype of the tensor, unless the `unsafe` flag is enabled."
+                    "Registering a parametrization may not change the shape or the dtype of the tensor, unless the `unsafe` flag is "
+                    "enabled."
                 )
         stack = module.parametrizations[tensor_name]
         if hasattr(parametrization, "right_inverse") and stack.is_tensor:

@@ -1,6 +1,7 @@
 """Spectral normalisation: a weight divided by its largest singular value. Source: Miyato et al. (2018).
 
-The value is estimated by power iterations, one before each forward in training. The parameter is weight_orig, the buffers weight_u, weight_v.
+The value is estimated by power iterations, one before each forward in training. The parameter is weight_orig, the buffers are weight_u and
+weight_v.
 """
 
 from __future__ import annotations

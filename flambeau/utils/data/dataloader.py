@@ -82,7 +82,8 @@ class DataLoader(Generic[T]):
             raise ValueError("timeout option should be non-negative")
         if num_workers == 0 and prefetch_factor is not None:
             raise ValueError(
-                "prefetch_factor option could only be specified in multiprocessing.let num_workers > 0 to enable multiprocessing, otherwise "
+                "prefetch_factor option could only be specified in multiprocessing.let num_workers > 0 to enable multiprocessing, "
+                "otherwise "
                 "set prefetch_factor to None."
             )
         if prefetch_factor is not None and prefetch_factor < 0:
