@@ -11,7 +11,6 @@ from typing import Any
 
 from flambeau._tensor import Tensor
 from flambeau.engine import callform
-from flambeau.interop.arrays import from_numpy
 from flambeau.ir.op import REGISTRY
 from flambeau.operators.powers import SIMPLE
 from flambeau.random import rand
@@ -50,7 +49,7 @@ def pow_(self: Tensor, exponent: Any) -> Tensor:
 
 def _power_operator(self: Tensor, exponent: Any) -> Any:
     if not isinstance(exponent, (Tensor, int, float, complex)):
-        exponent = operand_from(exponent)
+        exponent = callform.from_foreign[0](exponent)
         if exponent is NotImplemented:
             return NotImplemented
     return pow(self, exponent)
@@ -137,15 +136,14 @@ def _writer(name: str) -> Callable:
     return write
 
 
-def operand_from(value: Any) -> Any:
-    """A NumPy array or scalar beside a tensor, as a tensor or number; NotImplemented for anything else."""
-    if not hasattr(value, "__array_interface__") or not hasattr(value, "ndim"):
-        return NotImplemented
-    return from_numpy(value) if value.ndim else value.item()
+def install(from_array: Callable[[Any], Tensor]) -> None:
+    """Hang the methods on Tensor. `from_array` makes a tensor of the NumPy array that an operator meets."""
 
+    def operand_from(value: Any) -> Any:
+        if not hasattr(value, "__array_interface__") or not hasattr(value, "ndim"):
+            return NotImplemented
+        return from_array(value) if value.ndim else value.item()
 
-def install() -> None:
-    """Hang the methods on Tensor."""
     callform.from_foreign[0] = operand_from
     Tensor.__array_priority__ = 1000  # NumPy's scalars leave their operators to ours
     for name, op in IN_PLACE_OPERATORS.items():
