@@ -10,14 +10,7 @@ import importlib
 import flambeau.operators
 from flambeau import autograd, cpu, fft, func, linalg, masked, nn, sim, special
 from flambeau._tensor import Tensor, install_methods
-from flambeau.tape.grad_mode import (
-    enable_grad,
-    inference_mode,
-    is_grad_enabled,
-    is_inference_mode_enabled,
-    no_grad,
-    set_grad_enabled,
-)
+from flambeau.arrays import from_numpy
 from flambeau.core.device import device
 from flambeau.core.dtype import (
     ALIASES,
@@ -37,34 +30,41 @@ from flambeau.core.formats import (
     strided,
 )
 from flambeau.core.spec import Size
+from flambeau.forms.counting import *  # noqa: F403
+from flambeau.forms.counting import install as _install_counting
 from flambeau.engine.eager import set_num_threads
 from flambeau.factories import *  # noqa: F403
 from flambeau.factories import install as _install_factories
-from flambeau.counting_forms import *  # noqa: F403
-from flambeau.counting_forms import install as _install_counting
-from flambeau.functional_forms import *  # noqa: F403
-from flambeau.linear_algebra_forms import *  # noqa: F403
-from flambeau.linear_algebra_forms import install as _install_linear_algebra
-from flambeau.nn.normalisation_forms import native_batch_norm
+from flambeau.func import vmap
+from flambeau.forms.whole_or_dim import *  # noqa: F403
 from flambeau.indexing import *  # noqa: F403
 from flambeau.indexing import install as _install_indexing
-from flambeau.interop.arrays import from_numpy
 from flambeau.interop.reduction import install as _install_reduction
+from flambeau.forms.join import *  # noqa: F403
+from flambeau.forms.join import install as _install_joins
+from flambeau.forms.linear_algebra import *  # noqa: F403
+from flambeau.forms.linear_algebra import install as _install_linear_algebra
 from flambeau.namespace import names_of
-from flambeau.func import vmap
-from flambeau.pointwise_forms import *  # noqa: F403
-from flambeau.pointwise_forms import install as _install_pointwise
+from flambeau.nn.normalisation_forms import native_batch_norm
+from flambeau.forms.pointwise import *  # noqa: F403
+from flambeau.forms.pointwise import install as _install_pointwise
 from flambeau.printing import *  # noqa: F403
 from flambeau.random import *  # noqa: F403
 from flambeau.random import install as _install_random
-from flambeau.reduction_forms import *  # noqa: F403
-from flambeau.reduction_forms import install as _install_reductions
+from flambeau.forms.reduction import *  # noqa: F403
+from flambeau.forms.reduction import install as _install_reductions
 from flambeau.runtime.launch import get_num_threads
-from flambeau.join_forms import *  # noqa: F403
-from flambeau.join_forms import install as _install_joins
-from flambeau.shape_forms import *  # noqa: F403
-from flambeau.shape_forms import common_shape as broadcast_shapes
-from flambeau.shape_forms import install as _install_shapes
+from flambeau.forms.shape import *  # noqa: F403
+from flambeau.forms.shape import common_shape as broadcast_shapes
+from flambeau.forms.shape import install as _install_shapes
+from flambeau.tape.grad_mode import (
+    enable_grad,
+    inference_mode,
+    is_grad_enabled,
+    is_inference_mode_enabled,
+    no_grad,
+    set_grad_enabled,
+)
 from flambeau.tensor_methods import install as _install_hand_written
 
 globals().update(BY_NAME)
@@ -86,8 +86,24 @@ __version__ = "0.1.0"
 _declared, __dir__ = names_of("", globals())
 
 
+# Functions of networks that PyTorch shows at the top too: (module, name there).
+_OF_NETWORKS = {
+    **{
+        name: ("flambeau.nn.recurrent_forms", name)
+        for name in ("gru", "gru_cell", "lstm", "lstm_cell", "rnn_relu", "rnn_relu_cell", "rnn_tanh", "rnn_tanh_cell")
+    },
+    **{name: ("flambeau.nn.random_forms", name) for name in ("alpha_dropout", "feature_alpha_dropout", "native_dropout")},
+    **{name: ("flambeau.nn.random_forms", f"torch_{name}") for name in ("dropout", "dropout_", "feature_dropout")},
+    "norm_except_dim": ("flambeau.nn.utils.weight_norm", "norm_except_dim"),
+}
+
+
 def __getattr__(name: str):
     """Ops by name, sub-packages, and the functions for files, whose package is loaded when first used."""
+    if name in _OF_NETWORKS:
+        module, attribute = _OF_NETWORKS[name]
+        globals()[name] = getattr(importlib.import_module(module), attribute)
+        return globals()[name]
     if name in ("optim", "utils"):
         return importlib.import_module(f"flambeau.{name}")
     if name not in ("load", "save", "serialization"):

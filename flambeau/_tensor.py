@@ -244,6 +244,8 @@ class Tensor(TensorBase):
                 raise RuntimeError(message("grad", f"must have the tensor's shape {list(self.shape)}", f"{list(value.shape)}"))
             if value.spec.dtype is not self.spec.dtype:
                 raise RuntimeError(message("grad", f"must have the tensor's dtype {self.dtype.name}", value.dtype.name))
+        elif tracing.current() is not None:
+            tracing.current().cleared.add(id(self))
         self.__dict__["_grad"] = value
 
     @grad.deleter

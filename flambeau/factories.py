@@ -17,14 +17,15 @@ from typing import Any
 
 from flambeau._tensor import Tensor
 from flambeau._tensor import empty as tensor_of
+from flambeau.arrays import from_numpy
 from flambeau.base.errors import message
+from flambeau.base.lazy import np
 from flambeau.core.device import CPU, as_device
 from flambeau.core.dtype import BY_NAME, dtype, dtype_of_number, float32, float64, get_default_dtype, int64, promote_types
 from flambeau.core.formats import memory_format, preserve_format, strides_in
 from flambeau.core.layout import contiguous_strides, has_internal_overlap
 from flambeau.core.spec import Size, Spec
 from flambeau.core.symbolic import as_size
-from flambeau.interop.arrays import from_numpy
 from flambeau.ir.kinds import dense_strides_like
 from flambeau.ir.op import REGISTRY
 
@@ -404,8 +405,6 @@ def _is_array(x: Any) -> bool:
 
 def _from_array(x: Any) -> Tensor:
     """A tensor on (or from) an array's or array scalar's memory."""
-    from flambeau.base.lazy import np  # only for arrays, which have loaded it
-
     x = np.asarray(x)
     if x.dtype.name not in BY_NAME:
         raise TypeError(message("tensor", f"can't convert np.ndarray of type {x.dtype}: the dtype must be one of {', '.join(BY_NAME)}",

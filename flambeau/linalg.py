@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flambeau.linear_algebra_forms import LinAlgError, lstsq, matrix_rank, pinv  # noqa: F401
+from flambeau.forms.linear_algebra import LinAlgError, lstsq, matrix_rank, pinv  # noqa: F401
 from flambeau.namespace import names_of
 
 __getattr__, __dir__ = names_of("linalg.", globals())

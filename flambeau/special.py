@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from flambeau.namespace import names_of
-from flambeau.pointwise_forms import polygamma  # noqa: F401
+from flambeau.forms.pointwise import polygamma  # noqa: F401
 
 __getattr__, __dir__ = names_of("special.", globals())

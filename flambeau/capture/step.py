@@ -5,9 +5,11 @@
     f = capture(model, dynamic=True)   # traced once with symbolic sizes; other sizes only make a new plan
 
 The tape stands above the trace, so a backward inside the function is part of the graph; in-place writes to tensors from outside (parameters,
-optimiser state) become writes of the graph, gradients left in `.grad` become results that are hung there after each replay.
+optimiser state) become writes of the graph, gradients left in `.grad` become results that are hung there (or added) after each replay. Results
+of a captured function carry no history: call backward inside it.
 
-May not know: guards beyond the inputs' specs (a compiler's business). Raises: RuntimeError where the function needs a value.
+May not know: guards beyond the inputs' specs, which need gradients, and grad mode (a compiler's business). Raises: RuntimeError where the
+function needs a value, draws random numbers (every replay would draw the same), or writes to memory that two inputs share.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from flambeau.engine import eager
 from flambeau.engine.plan import Plan, make_plan
 from flambeau.ir import tracing
 from flambeau.ir.graph import Graph
+from flambeau.tape.grad_mode import is_grad_enabled
 
 MOST_SIZES = 1024  # plans kept per trace
 
@@ -34,6 +37,7 @@ class Recording:
     def __init__(self, graph: Graph, structure: Any, leaves: list, constants: list[Tensor], gradients: list[tuple[Tensor, int]]):
         self.graph, self.structure, self.leaves = graph, structure, leaves
         self.constants, self.gradients = constants, gradients
+        self.cleared: set[int] = set()  # ids of the outside tensors whose `.grad` the function sets to None itself
         self.guards: Guards | None = None  # comparisons on symbolic sizes that the trace rests on
         self.plans: dict[tuple, Plan] = {}  # by the values of the symbolic sizes
 
@@ -52,6 +56,8 @@ class Recording:
         return found
 
     def replay(self, inputs: list[Tensor], sizes: dict[str, int]) -> Any:
+        if self.graph.writes:
+            self._check_sharing(inputs)
         outs = eager.run_plan(self.plan_for(sizes), [*inputs, *self.constants])
         for target, _ in self.graph.writes:
             if target.constant is not None:
@@ -59,8 +65,17 @@ class Recording:
             else:
                 inputs[target.index].storage.version += 1
         for t, at in self.gradients:
-            t._set_grad(outs[at])
+            old = t.grad
+            t._set_grad(outs[at] if old is None or id(t) in self.cleared else old + outs[at])
         return tree_unflatten([outs[x] if isinstance(x, int) else x[0] for x in self.leaves], self.structure)
+
+    def _check_sharing(self, inputs: list[Tensor]) -> None:
+        """Raises: RuntimeError if a write would show in another input."""
+        seen: set[int] = set()
+        for t in (*inputs, *self.constants):
+            if id(t.storage) in seen:
+                raise RuntimeError("capture: a function that writes to tensors must not be given two that share memory, and it was. Pass a clone().")
+            seen.add(id(t.storage))
 
 
 class Captured:
@@ -76,11 +91,12 @@ class Captured:
         if self.dynamic:
             if any(not x.spec.contiguous for x in inputs):
                 raise RuntimeError("capture: inputs must be contiguous where sizes are symbolic. Call .contiguous() on them.")
-            key = (structure, *((x.ndim, x.dtype, x.device) if isinstance(x, Tensor) else x for x in flat))
+            key = (structure, *((x.ndim, x.dtype, x.device) if isinstance(x, Tensor) else (type(x), x) for x in flat))
             sizes = {f"s{i}_{d}": n for i, x in enumerate(inputs) for d, n in enumerate(x.shape)}
         else:
-            key = (structure, *(x.spec.plain() if isinstance(x, Tensor) else x for x in flat))
+            key = (structure, *(x.spec.plain() if isinstance(x, Tensor) else (type(x), x) for x in flat))  # 1, 1.0 and True are equal
             sizes = {}
+        key = (is_grad_enabled(), tuple(x.requires_grad for x in inputs), key)
         known = self.recordings.setdefault(key, [])
         for found in known:
             if found.guards is None or found.guards.hold(sizes):
@@ -98,7 +114,7 @@ class Captured:
 
     def _record(self, flat: list, structure: Any) -> Recording:
         recorder = tracing.Recorder()
-        recorder.symbolic = self.dynamic
+        recorder.symbolic, recorder.repeats = self.dynamic, True
         guards = Guards()
         graph = recorder.graph
         stand_ins = []
@@ -140,10 +156,13 @@ class Captured:
                 for t in recorder.alive:
                     if t.__dict__.get("_grad") is not None and t.__dict__["_grad"].ptr is None:
                         t.__dict__["_grad"] = None
+                for t, old in recorder.held:
+                    t.__dict__["_grad"] = old
         graph.verify()
         constants = [v.constant for v in graph.inputs if v.constant is not None]
         recording = Recording(graph, out_structure, leaves, constants, gradients)
         recording.guards = guards if self.dynamic else None
+        recording.cleared = recorder.cleared
         return recording
 
     def _restore(self, t: Tensor) -> None:

@@ -115,13 +115,13 @@ def checked(op: Op, args: tuple) -> tuple:
             if p.role == "Scalar" and hasattr(a, "spec") and not isinstance(a.spec, NumberSpec):  # a traced number stays one
                 values[i] = a.item()
             continue
-        if hasattr(a, "spec") or (a is None and may_be_absent(p)):
+        if a is None and may_be_absent(p):
             continue
         if p.role == "Tensors":
-            if isinstance(a, (list, tuple)) and all(hasattr(x, "spec") or x is None for x in a):
-                values[i] = tuple(a)
-                continue
-            raise TypeError(message(op.name, f"'{p.name}' must be a list or tuple of tensors", type(a).__name__))
+            values[i] = checked_list(op, p, a)
+            continue
+        if hasattr(a, "spec"):
+            continue
         if p.role == "Operand":
             if isinstance(a, (bool, int, float, complex)):
                 continue
@@ -134,6 +134,17 @@ def checked(op: Op, args: tuple) -> tuple:
         got = ", ".join(type(values[i]).__name__ for i in op.tensor_positions)
         raise TypeError(message(op.name, "at least one operand must be a tensor", got, "Make one with flambeau.tensor(...)."))
     return tuple(values)
+
+
+def checked_list(op: Op, p: Param, a: Any) -> tuple:
+    """A list of tensors as a tuple. Raises: TypeError for anything else."""
+    what = f"'{p.name}' must be a list or tuple of tensors"
+    if not isinstance(a, (list, tuple)):
+        raise TypeError(message(op.name, what, type(a).__name__, f"Put them in brackets: {op.name}([a, b])."))
+    for i, x in enumerate(a):
+        if x is not None and not hasattr(x, "spec"):
+            raise TypeError(message(op.name, what, f"{type(x).__name__} at entry {i}", "Make it one with flambeau.tensor(...)."))
+    return tuple(a)
 
 
 def may_be_absent(p: Param) -> bool:

@@ -42,7 +42,7 @@ class ForwardLevel(Level):
     def _tangents(self, op: Op, args: tuple, outs: tuple, tangents: list) -> list:
         rule = op.rules.jvp
         if rule == LINEAR and len(tangents) == 1:
-            return [op(*op.map_tensors(lambda x: x if isinstance(x.spec, NumberSpec) else tangents[0], args))]
+            return [bind.bind(op, op.map_tensors(lambda x: x if isinstance(x.spec, NumberSpec) else tangents[0], args))]
         if callable(rule):
             found = rule(tuple(tangents), outs[0] if op.outputs == 1 else outs, *args)
             return list(found) if isinstance(found, tuple) else [found]

@@ -184,8 +184,8 @@ class Graph:
             specs = ", ".join(str(v.spec) for v in node.outputs)
             lines.append(f"    {left} = ops.{node.op.name}({', '.join(args)})  # {specs}")
         for target, v in self.writes:
-            lines.append(f"    {names[target]}.copy_({names[v]})")
-        lines.append(f"    return {', '.join(names[v] for v in self.outputs)}")
+            lines.append(f"    {names.get(target, '?')}.copy_({names.get(v, '?')})")
+        lines.append(f"    return {', '.join(names.get(v, '?') for v in self.outputs)}")
         return "\n".join(lines)
 
 

@@ -25,6 +25,9 @@ class Recorder:
         self.alive: list[Any] = []  # tensors from outside, so that their ids stay theirs
         self.mutated: dict[int, Any] = {}  # tensors from outside that were written to
         self.symbolic = False  # whether inputs have symbolic sizes
+        self.repeats = False  # whether the graph is replayed as it is: random numbers would come out the same each time
+        self.cleared: set[int] = set()  # ids of tensors from outside whose `.grad` was set anew
+        self.held: list[tuple[Any, Any]] = []  # (tensor from outside, the `.grad` it had), to be put back after the trace
 
     def value_of(self, tensor: Any) -> Value:
         """The graph's value for a tensor: its own if it is of this trace, else a new input."""
@@ -38,7 +41,18 @@ class Recorder:
             self.alive.append(tensor)
         return found
 
+    def gradient_before(self, leaf: Any, old: Any) -> Any:
+        """What a gradient of this trace is added to: nothing if `old` is from before it (a replay adds to what is there then)."""
+        if "_traced" in old.__dict__:
+            if old.ptr is not None:
+                self.cleared.add(id(leaf))  # written to in this trace: the sum is the whole
+            return old
+        self.held.append((leaf, old))
+        return None
+
     def add(self, op: Op, args: tuple) -> tuple[Value, ...]:
+        if self.repeats and op.rules.random:
+            raise RuntimeError(f"capture: {op.name} draws random numbers, and every replay would draw the same. Draw them outside and pass them in.")
         return self.graph.add(op, op.map_tensors(self.value_of, args))
 
 

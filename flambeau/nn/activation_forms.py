@@ -14,7 +14,7 @@ from typing import Any
 from flambeau._tensor import Tensor
 from flambeau.core.dtype import dtype as DType
 from flambeau.ir.op import REGISTRY, Op
-from flambeau.pointwise_forms import rrelu, rrelu_
+from flambeau.forms.pointwise import rrelu, rrelu_
 
 __all__ = [
     "celu", "celu_", "elu", "elu_", "hardsigmoid", "hardswish", "hardtanh", "hardtanh_", "leaky_relu", "leaky_relu_", "log_softmax",

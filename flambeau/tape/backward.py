@@ -11,6 +11,7 @@ from typing import Any
 
 from flambeau.tape import record as tape
 from flambeau.tape.grad_mode import mode
+from flambeau.ir import tracing
 from flambeau.ir.bind import MODES
 from flambeau.ir.op import REGISTRY
 
@@ -190,6 +191,9 @@ def _apply_hooks(hooks: dict, g: Any) -> Any:
 
 def _accumulate(leaf: Any, g: Any, create_graph: bool) -> None:
     old = leaf.grad
+    recorder = tracing.current()
+    if old is not None and recorder is not None and recorder.repeats:
+        old = recorder.gradient_before(leaf, old)
     if old is None:
         if not create_graph and (g.spec.strides != leaf.spec.strides and not g.spec.contiguous or g._view is not None):
             g = REGISTRY["clone"](g)

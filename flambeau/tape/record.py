@@ -455,15 +455,25 @@ def record(info: eager.Info, args: tuple, outs: tuple) -> None:
     _tape_any(analysis, inputs, outs)
 
 
+def reads_output(info: eager.Info, inputs: list) -> bool:
+    """Whether the backward of an op reads one of its results, for the inputs that need a gradient here."""
+    analysis = _analysis_for(info, inputs)
+    return analysis is not None and bool(analysis.saved_outputs)
+
+
 def reads_input(info: eager.Info, inputs: list, at: int) -> bool:
     """Whether the backward of an op reads the value of input `at`, for the inputs that need a gradient here."""
+    analysis = _analysis_for(info, inputs)
+    return analysis is not None and at in analysis.saved_inputs
+
+
+def _analysis_for(info: eager.Info, inputs: list) -> Analysis | None:
+    """The analysis for the inputs that need a gradient here; None if nothing is differentiable."""
     bits = sum(1 << i for i, x in enumerate(inputs) if hasattr(x, "spec") and x.needs_grad)
     analysis = info.by_bits.get(bits, False)
     if analysis is False:
         analysis = _first_analysis(info, bits, inputs)
-    if analysis is None:
-        return False
-    return at in (analysis if type(analysis) is Analysis else analysis.__defaults__[0]).saved_inputs
+    return analysis if analysis is None or type(analysis) is Analysis else analysis.__defaults__[0]
 
 
 def _tape_any(analysis: Analysis, inputs: list, outs: tuple) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 from flambeau.tape import record as tape
 from flambeau.tape.grad_mode import mode
 from flambeau.engine import eager, in_place
-from flambeau.ir.op import REGISTRY, Op
+from flambeau.engine.plan import allocate
+from flambeau.ir.op import IN_PLACE, REGISTRY, Op
 
 
 def chain_of(t: Any) -> tuple[Any, tuple]:
@@ -56,12 +57,21 @@ def before_write(op: Op, target: Any) -> None:
     if not mode.enabled:
         return
     if target._view is not None:
-        base, chain = chain_of(target)
-        if base.needs_grad and base.node is None and target.needs_grad:
+        if target.needs_grad and is_view_of_leaf(target):
             raise RuntimeError(f"{op.name}_: a view of a leaf Variable that requires grad is being used in an in-place operation. Write under no_grad().")
         history_of_view(target)
     elif target.needs_grad and target.node is None:
         raise RuntimeError(f"{op.name}_: a leaf Variable that requires grad is being used in an in-place operation. Write under no_grad(), or to a clone.")
+
+
+def is_view_of_leaf(t: Any) -> bool:
+    """Whether a view, or what it is a view of at any step, is a leaf that needs a gradient."""
+    while True:
+        if t.needs_grad and t.node is None:
+            return True
+        if t._view is None:
+            return False
+        t = t._view[0]
 
 
 def keep_old(info: eager.Info, args: tuple, target: Any) -> Any:
@@ -84,13 +94,30 @@ def after_write(info: eager.Info, args: tuple, target: Any) -> None:
         return
     inputs = eager.inputs_of(info.op, args)
     if any(hasattr(x, "spec") and x.needs_grad for x in inputs):
-        old_node, old_needs = (history_of_view(target) if target._view is not None else target.node), target.needs_grad
-        target.node, target.needs_grad = None, False
-        fresh = eager.hooks.wrap_view(target, info.specs[0], 0, None, None)
-        fresh._view = None
-        target.node, target.needs_grad = old_node, old_needs
+        if args[0] is not target and args[0].spec is not target.spec:  # the old value was copied, and lies in memory in another way
+            info = eager.info_for(info.op, args)
+        if target._view is not None:
+            history_of_view(target)  # from its base as that is now
+        fresh = written_result(info, inputs, target)
         tape.record(info, args, (fresh,))
         _rebase(target, fresh)
+
+
+def written_result(info: eager.Info, inputs: list, target: Any) -> Any:
+    """The target as what the op returned: the same memory, or a copy where the op's backward reads its result and would find it
+    in another layout or dtype."""
+    spec = info.specs[0]
+    if target.spec.plain() is spec or not tape.reads_output(info, inputs):
+        fresh = eager.hooks.wrap_view(target, spec, 0, None, None)
+        fresh._view = None
+        return fresh
+    fresh = eager.hooks.wrap(spec, allocate(spec))
+    with_grad = mode.enabled
+    mode.enabled = False
+    try:
+        return IN_PLACE["copy_"].in_place(fresh, target)
+    finally:
+        mode.enabled = with_grad
 
 
 def _rebase(target: Any, fresh: Any) -> None:

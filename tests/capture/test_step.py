@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 import flambeau
 from flambeau import no_grad
@@ -113,3 +114,56 @@ def test_value_in_a_trace_is_an_error() -> None:
         assert "while a function is traced" in str(e)
     else:
         raise AssertionError("a branch on a value was traced")
+
+
+def test_equal_numbers_of_several_types_are_several_traces() -> None:
+    times = capture(lambda x, n: x * n)
+    x = flambeau.arange(3)
+    assert [times(x, n).dtype for n in (1, 1.0, True)] == [flambeau.int64, flambeau.float32, flambeau.int64]
+
+
+def test_gradients_accumulate_unless_cleared() -> None:
+    w = f32([1.0, 2.0]).requires_grad_()
+    add = capture(lambda a: (w * a).sum().backward())
+    for times in (1, 2, 3):
+        add(f32([1.0, 1.0]))
+        assert w.grad.tolist() == [times, times]
+    add(f32([2.0, 2.0]))
+    assert w.grad.tolist() == [5.0, 5.0]
+
+    def fresh(a):
+        w.grad = None
+        (w * a).sum().backward()
+
+    again = capture(fresh)
+    for _ in range(2):
+        again(f32([1.0, 1.0]))
+        assert w.grad.tolist() == [1.0, 1.0]
+
+
+def test_random_numbers_are_refused() -> None:
+    with pytest.raises(RuntimeError, match="every replay would draw the same"):
+        capture(lambda x: flambeau.nn.functional.dropout(x, 0.5))(f32([1.0, 2.0]))
+
+
+def test_shared_memory_is_refused_where_it_is_written_to() -> None:
+    def f(a, b):
+        a.add_(1.0)
+        return b * 2
+
+    captured = capture(f)
+    assert captured(f32([0.0]), f32([3.0])).tolist() == [6.0]
+    z = f32([0.0])
+    with pytest.raises(RuntimeError, match="share memory"):
+        captured(z, z)
+    assert z.tolist() == [0.0]
+
+
+def test_grad_mode_and_need_are_part_of_the_key() -> None:
+    captured = capture(lambda x: x * 2)
+    x = f32([1.0])
+    captured(x)
+    captured(x.clone().requires_grad_())
+    with no_grad():
+        captured(x)
+    assert len(captured.recordings) == 3

@@ -117,10 +117,9 @@ def stretched(t: Tensor) -> Tensor:
     return base
 
 
-def enlarged(tensors: list[Tensor], rng: np.random.Generator, elements: int = 1 << 18) -> list[Tensor]:
-    """All dims times one factor, so that the largest tensor has about so many elements: enough for several threads."""
-    largest = max(tensors, key=lambda t: t.numel())
-    factor = round((elements / max(1, largest.numel())) ** (1 / max(1, largest.ndim)))
+def enlarged(tensors: list[Tensor], rng: np.random.Generator, elements: int = 1 << 16) -> list[Tensor]:
+    """All dims times one factor, so that no tensor has more than about so many elements: enough for several threads."""
+    factor = min([round((elements / t.numel()) ** (1 / t.ndim)) for t in tensors if t.numel() and t.ndim], default=1)
     found = []
     for t in tensors:
         values = np.tile(host(t), (factor,) * t.ndim)

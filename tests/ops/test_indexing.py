@@ -12,10 +12,15 @@ from flambeau import Tensor
 from flambeau.func import grad, vmap
 
 KEYS = [
-    0, -1, slice(1, 3), (0, 1), (slice(None), 2), (..., 0), (None, 1), (slice(None, None, 2), slice(1, None, 2)), [0, 2], (slice(None), [1, 0, 3]),
-    ([0, 1], [1, 2]), True, False, ([[0], [2]], [0, 1]), (slice(0, 2), None, [1, 1]), (0, [1, 1]), ([0, 1], 0), (None, [0, 1], None, [1, 2]),
-    ([0, 1], slice(None)), np.array([1, 0]), np.int64(1), ..., (), slice(0, 0), [True, False, True], (slice(None), [True, False, True, True]),
-    slice(None, None, -1), (slice(None, None, -2), slice(3, 0, -1)), (..., slice(None, None, -3)), np.array([[True, False, True, False]] * 3),
+    0, -1, slice(1, 3), (0, 1), (slice(None), 2), (..., 0), (None, 1), (slice(None, None, 2), slice(1, None, 2)), [0, 2], (slice(None), [1,
+                                                                                                                                         0,
+                                                                                                                                         3]),
+    ([0, 1], [1, 2]), True, False, ([[0], [2]], [0, 1]), (slice(0, 2), None, [1, 1]), (0, [1, 1]), ([0, 1], 0), (None, [0, 1], None, [1,
+                                                                                                                                      2]),
+    ([0, 1], slice(None)), np.array([1, 0]), np.int64(1), ..., (), slice(0, 0), [True, False, True], (slice(None), [True, False, True,
+                                                                                                                    True]),
+    slice(None, None, -1), (slice(None, None, -2), slice(3, 0, -1)), (..., slice(None, None, -3)), np.array([[True, False, True,
+                                                                                                              False]] * 3),
     (slice(4, None, -1), 1), (slice(0, 9), slice(-9, 2)),
 ]
 

@@ -234,3 +234,14 @@ def test_ops_agree_with_their_references(name):
     for case in op.rules.samples(t):
         got = op(*[fb.from_numpy(np.array(a)) if isinstance(a, (np.ndarray, np.generic)) else a for a in case.args])
         np.testing.assert_allclose(got.numpy(), op.rules.reference(*case.args), rtol=2e-5, atol=2e-6)
+
+
+def test_names_outside_nn_functional():
+    x = fb.ones(4, 6)
+    assert fb.dropout(x, 0.5, False) is x and set(fb.dropout(x, 0.5, True).flatten().tolist()) <= {0.0, 2.0}
+    y, mask = fb.native_dropout(x, 0.5, True)
+    assert mask.dtype is fb.bool and ((y != 0) == mask).all()
+    rows = fb.feature_dropout(fb.ones(4, 6, 3), 0.5, True)
+    assert all(len(set(v)) == 1 for r in rows.tolist() for v in r)
+    z = fb.ones(8)
+    assert fb.dropout_(z, 0.5, True) is z and fb.alpha_dropout(x, 0.5, False) is x

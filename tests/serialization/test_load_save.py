@@ -287,3 +287,9 @@ def numpy_dtype(kind: str) -> bytes:
 
 def numpy_bytes(data: bytes) -> bytes:
     return streams.name("_codecs", "encode") + streams.items(streams.text(data.decode("latin1")), streams.text("latin1")) + b"R"
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path) -> None:
+    path = tmp_path / "missing" / "a.pt"
+    with pytest.raises(FileNotFoundError, match=rf"save: the folder of the file must exist, got '{path}'"):
+        flambeau.save(1, path)

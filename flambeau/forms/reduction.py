@@ -1,0 +1,124 @@
+"""Reductions that have several call forms under one name: `max(x)`, `max(x, dim)`, `max(x, y)`; `var(x, dim, unbiased)`; quantiles.
+
+Dispatch only; every rule is in the ops they call. Exported by `flambeau`, and hung on Tensor by `install`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flambeau._tensor import Tensor
+from flambeau.ir.op import REGISTRY
+
+__all__ = ["cov", "max", "median", "min", "nanmedian", "nanquantile", "quantile", "std", "std_mean", "var", "var_mean"]
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    """The keyword arguments that were given."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _extreme(name: str, whole: str, pair: str, input: Tensor, dim: Any, keepdim: bool, other: Any, out: Any) -> Any:
+    if isinstance(dim, Tensor):
+        dim, other = None, dim
+    if other is not None:
+        return REGISTRY[pair](input, other, **_given(out=out))
+    if dim is not None:
+        return REGISTRY[name](input, dim, keepdim, **_given(out=out))
+    return REGISTRY[whole](input, (), **_given(out=out))
+
+
+def max(input: Tensor, dim: Any = None, keepdim: bool = False, *, other: Any = None, out: Any = None) -> Any:
+    """Largest element; (values, indices) along `dim`; or elementwise maximum with another tensor."""
+    return _extreme("max_dim", "amax", "maximum", input, dim, keepdim, other, out)
+
+
+def min(input: Tensor, dim: Any = None, keepdim: bool = False, *, other: Any = None, out: Any = None) -> Any:
+    """Smallest element; (values, indices) along `dim`; or elementwise minimum with another tensor."""
+    return _extreme("min_dim", "amin", "minimum", input, dim, keepdim, other, out)
+
+
+def median(input: Tensor, dim: int | None = None, keepdim: bool = False, *, out: Any = None) -> Any:
+    """Lower of the middle elements; (values, indices) along `dim`."""
+    return REGISTRY["median_all"](input) if dim is None else REGISTRY["median_dim"](input, dim, keepdim, **_given(out=out))
+
+
+def nanmedian(input: Tensor, dim: int | None = None, keepdim: bool = False, *, out: Any = None) -> Any:
+    """Lower of the middle elements that are not NaN; (values, indices) along `dim`."""
+    return REGISTRY["nanmedian_all"](input) if dim is None else REGISTRY["nanmedian_dim"](input, dim, keepdim, **_given(out=out))
+
+
+def _moment(name: str, input: Tensor, dim: Any, unbiased: Any, keepdim: bool, correction: Any, out: Any) -> Any:
+    if isinstance(dim, bool):
+        dim, unbiased = None, dim
+    if unbiased is not None:
+        correction = int(unbiased)
+    return REGISTRY[name](input, dim, 1 if correction is None else correction, keepdim, **_given(out=out))
+
+
+def var(
+    input: Tensor, dim: Any = None, unbiased: bool | None = None, keepdim: bool = False, *, correction: float | None = None, out: Any = None
+) -> Tensor:
+    """Variance over `dim`: squared distances from the mean, divided by n - correction (1 unless told; `unbiased=False` is 0)."""
+    return _moment("variance", input, dim, unbiased, keepdim, correction, out)
+
+
+def std(
+    input: Tensor, dim: Any = None, unbiased: bool | None = None, keepdim: bool = False, *, correction: float | None = None, out: Any = None
+) -> Tensor:
+    """Standard deviation over `dim`; see `var`."""
+    return _moment("standard_deviation", input, dim, unbiased, keepdim, correction, out)
+
+
+def var_mean(
+    input: Tensor, dim: Any = None, unbiased: bool | None = None, keepdim: bool = False, *, correction: float | None = None
+) -> Any:
+    """(variance, mean) over `dim`; see `var`."""
+    return _moment("variance_mean", input, dim, unbiased, keepdim, correction, None)
+
+
+def std_mean(
+    input: Tensor, dim: Any = None, unbiased: bool | None = None, keepdim: bool = False, *, correction: float | None = None
+) -> Any:
+    """(standard deviation, mean) over `dim`; see `var`."""
+    return _moment("standard_deviation_mean", input, dim, unbiased, keepdim, correction, None)
+
+
+def _quantile(name: str, input: Tensor, q: Any, dim: int | None, keepdim: bool, interpolation: str, out: Any) -> Tensor:
+    if not isinstance(q, Tensor):
+        if not 0 <= q <= 1:
+            raise RuntimeError(f"{name}: q must be in the range [0, 1], got {q}.")
+        q = REGISTRY["full"]((), float(q), dtype=input.dtype, device=input.device)
+    return REGISTRY[f"{name}_at"](input, q, dim, keepdim, interpolation, **_given(out=out))
+
+
+def quantile(
+    input: Tensor, q: Any, dim: int | None = None, keepdim: bool = False, *, interpolation: str = "linear", out: Any = None
+) -> Tensor:
+    """The values below which shares `q` of the elements along `dim` lie; NaN where there is one."""
+    return _quantile("quantile", input, q, dim, keepdim, interpolation, out)
+
+
+def nanquantile(
+    input: Tensor, q: Any, dim: int | None = None, keepdim: bool = False, *, interpolation: str = "linear", out: Any = None
+) -> Tensor:
+    """The values below which shares `q` of the elements along `dim` lie, NaN left out."""
+    return _quantile("nanquantile", input, q, dim, keepdim, interpolation, out)
+
+
+def cov(input: Tensor, *, correction: int = 1, fweights: Tensor | None = None, aweights: Tensor | None = None) -> Tensor:
+    """Covariance matrix of variables in rows and observations in columns, weighted by counts `fweights` and by `aweights`.
+
+    Raises: RuntimeError where shapes or dtypes do not fit, or a weight is negative (as far as values are known).
+    """
+    found = REGISTRY["cov"](input, correction=correction, fweights=fweights, aweights=aweights)
+    for name, weights in (("fweights", fweights), ("aweights", aweights)):
+        if weights is not None and weights.ptr is not None and weights.numel() and REGISTRY["amin"](weights.detach(), ()).item() < 0:
+            raise RuntimeError(f"cov: {name} cannot be negative, got {REGISTRY['amin'](weights.detach(), ()).item()}.")
+    return found
+
+
+def install() -> None:
+    """Hang the methods on Tensor."""
+    for f in (cov, max, min, median, nanmedian, nanquantile, quantile, std, var):
+        setattr(Tensor, f.__name__, f)
