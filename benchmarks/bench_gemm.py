@@ -102,7 +102,10 @@ def operands(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
 def sides(case: Case, threads: int) -> tuple[Callable[[], None], Callable[[], None]]:
     """(ours, PyTorch's), checked against each other."""
     a, b = operands(case)
-    ours, theirs = torch.empty(case.batch, case.m, case.n, dtype=a.dtype), torch.empty(case.batch, case.m, case.n, dtype=a.dtype)
+    ours, theirs = (
+        torch.empty(case.batch, case.m, case.n, dtype=a.dtype),
+        torch.empty(case.batch, case.m, case.n, dtype=a.dtype),
+    )
     lowered = gemm(
         case.m, case.n, case.k, a.stride()[1:], b.stride()[1:], getattr(dtypes, case.dtype), batch=(case.batch,),
         a_batch_strides=a.stride()[:1], b_batch_strides=b.stride()[:1], threads=threads,

@@ -70,15 +70,24 @@ def remez(values: Sequence[mpf], basis: Sequence[Sequence[mpf]], weights: Sequen
                 peaks.pop(0 if abs(errors[peaks[0]]) < abs(errors[peaks[-1]]) else -1)
                 continue
             small = min(range(len(peaks) - 1), key=lambda i: max(abs(errors[peaks[i]]), abs(errors[peaks[i + 1]])))
-            del peaks[small:small + 2]
+            del peaks[small : small + 2]
         if len(peaks) < terms + 1 or peaks == picks:
             break
         picks = peaks
     return chosen, best
 
 
-def fit(f: Callable[[mpf], mpf], lo: float, hi: float, powers: Sequence[int], *, weight: Callable[[mpf], mpf] = lambda x: mpf(1),
-        bits: Sequence[int] | int = 53, fixed: dict[int, float] | None = None, points: int = 0) -> tuple[list[float], float]:
+def fit(
+    f: Callable[[mpf], mpf],
+    lo: float,
+    hi: float,
+    powers: Sequence[int],
+    *,
+    weight: Callable[[mpf], mpf] = lambda x: mpf(1),
+    bits: Sequence[int] | int = 53,
+    fixed: dict[int, float] | None = None,
+    points: int = 0,
+) -> tuple[list[float], float]:
     """Coefficients of x**powers for f on [lo, hi], rounded to `bits`, and the largest weighted error."""
     fixed = fixed or {}
     points = points or 24 * len(powers) + 101
@@ -91,8 +100,10 @@ def fit(f: Callable[[mpf], mpf], lo: float, hi: float, powers: Sequence[int], *,
     left = list(powers)
     while left:
         c, error = remez(rest, [[x**p for p in left] for x in xs], weights)
-        slack = [abs(v) * mpf(2) ** -w * max(abs(x**p) * g for x, g in zip(xs, weights, strict=True))
-                 for v, w, p in zip(c, widths[len(done) :], left, strict=True)]
+        slack = [
+            abs(v) * mpf(2) ** -w * max(abs(x**p) * g for x, g in zip(xs, weights, strict=True))
+            for v, w, p in zip(c, widths[len(done) :], left, strict=True)
+        ]
         count = len(left) if sum(slack) < error / 16 else 1  # rounding the others cannot be felt
         for head in c[:count]:
             head = round_to_bits(head, widths[len(done)])
@@ -138,7 +149,9 @@ def main() -> None:
     parser.add_argument("--weight", default="1", help="expression in x that multiplies the error")
     parser.add_argument("--bits", type=int, default=53)
     parser.add_argument("--fixed", default="", help="power=value,...")
-    parser.add_argument("--interpolate", action="store_true", help="at Chebyshev points of [-1, 1]; powers give the count")
+    parser.add_argument(
+        "--interpolate", action="store_true", help="at Chebyshev points of [-1, 1]; powers give the count"
+    )
     a = parser.parse_args()
     first, last, *step = (int(p) for p in a.powers.split(":"))
     names = vars(mpmath)
@@ -147,8 +160,18 @@ def main() -> None:
     if a.interpolate:
         show(a.function, *interpolate(lambda x: eval(a.function, names, {"x": x}), len(powers)))
         return
-    show(a.function, *fit(lambda x: eval(a.function, names, {"x": x}), a.lo, a.hi, powers, bits=a.bits, fixed=fixed,
-                          weight=lambda x: mpf(eval(a.weight, names, {"x": x}))))
+    show(
+        a.function,
+        *fit(
+            lambda x: eval(a.function, names, {"x": x}),
+            a.lo,
+            a.hi,
+            powers,
+            bits=a.bits,
+            fixed=fixed,
+            weight=lambda x: mpf(eval(a.weight, names, {"x": x})),
+        ),
+    )
 
 
 if __name__ == "__main__":

@@ -82,10 +82,14 @@ def main() -> None:
     for threads in (1, 2):
         launch.set_num_threads(threads)
         report(
-            f"entry, 4 slots, 2 chunks, {threads} thread", rounds_ns(calls(count, nothing, pointer, pointer, 0.5, divided.address)), count
+            f"entry, 4 slots, 2 chunks, {threads} thread",
+            rounds_ns(calls(count, nothing, pointer, pointer, 0.5, divided.address)),
+            count,
         )
         report(
-            f"entry, 4 slots, 64 chunks, {threads} thread", rounds_ns(calls(20_000, nothing, pointer, pointer, 0.5, many.address)), 20_000
+            f"entry, 4 slots, 64 chunks, {threads} thread",
+            rounds_ns(calls(20_000, nothing, pointer, pointer, 0.5, many.address)),
+            20_000,
         )
     for rounds in (1_000, 10_000, 100_000):
         busy = kernels.Busy(2, rounds)

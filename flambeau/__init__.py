@@ -30,33 +30,33 @@ from flambeau.core.formats import (
     strided,
 )
 from flambeau.core.spec import Size
-from flambeau.forms.counting import *  # noqa: F403
-from flambeau.forms.counting import install as _install_counting
 from flambeau.engine.eager import set_num_threads
-from flambeau.factories import *  # noqa: F403
+from flambeau.factories import *
 from flambeau.factories import install as _install_factories
-from flambeau.func import vmap
-from flambeau.forms.whole_or_dim import *  # noqa: F403
-from flambeau.indexing import *  # noqa: F403
-from flambeau.indexing import install as _install_indexing
-from flambeau.interop.reduction import install as _install_reduction
-from flambeau.forms.join import *  # noqa: F403
+from flambeau.forms.counting import *
+from flambeau.forms.counting import install as _install_counting
+from flambeau.forms.join import *
 from flambeau.forms.join import install as _install_joins
-from flambeau.forms.linear_algebra import *  # noqa: F403
+from flambeau.forms.linear_algebra import *
 from flambeau.forms.linear_algebra import install as _install_linear_algebra
-from flambeau.namespace import names_of
-from flambeau.nn.normalisation_forms import native_batch_norm
-from flambeau.forms.pointwise import *  # noqa: F403
+from flambeau.forms.pointwise import *
 from flambeau.forms.pointwise import install as _install_pointwise
-from flambeau.printing import *  # noqa: F403
-from flambeau.random import *  # noqa: F403
-from flambeau.random import install as _install_random
-from flambeau.forms.reduction import *  # noqa: F403
+from flambeau.forms.reduction import *
 from flambeau.forms.reduction import install as _install_reductions
-from flambeau.runtime.launch import get_num_threads
-from flambeau.forms.shape import *  # noqa: F403
+from flambeau.forms.shape import *
 from flambeau.forms.shape import common_shape as broadcast_shapes
 from flambeau.forms.shape import install as _install_shapes
+from flambeau.forms.whole_or_dim import *
+from flambeau.func import vmap
+from flambeau.indexing import *
+from flambeau.indexing import install as _install_indexing
+from flambeau.interop.reduction import install as _install_reduction
+from flambeau.namespace import names_of
+from flambeau.nn.normalisation_forms import native_batch_norm
+from flambeau.printing import *
+from flambeau.random import *
+from flambeau.random import install as _install_random
+from flambeau.runtime.launch import get_num_threads
 from flambeau.tape.grad_mode import (
     enable_grad,
     inference_mode,
@@ -92,7 +92,10 @@ _OF_NETWORKS = {
         name: ("flambeau.nn.recurrent_forms", name)
         for name in ("gru", "gru_cell", "lstm", "lstm_cell", "rnn_relu", "rnn_relu_cell", "rnn_tanh", "rnn_tanh_cell")
     },
-    **{name: ("flambeau.nn.random_forms", name) for name in ("alpha_dropout", "feature_alpha_dropout", "native_dropout")},
+    **{
+        name: ("flambeau.nn.random_forms", name)
+        for name in ("alpha_dropout", "feature_alpha_dropout", "native_dropout")
+    },
     **{name: ("flambeau.nn.random_forms", f"torch_{name}") for name in ("dropout", "dropout_", "feature_dropout")},
     "norm_except_dim": ("flambeau.nn.utils.weight_norm", "norm_except_dim"),
 }

@@ -8,9 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from flambeau.tape import backward as backward_pass
-from flambeau.tape import record as tape
-from flambeau.tape import views as view_history
 from flambeau.base.errors import message
 from flambeau.core.device import CPU, device
 from flambeau.core.dtype import dtype, float32
@@ -22,6 +19,9 @@ from flambeau.engine.plan import allocate
 from flambeau.ir import bind, tracing
 from flambeau.ir.graph import Value
 from flambeau.ir.op import FUNCTIONS, IN_PLACE, INDEXING, METHODS, REGISTRY, Op
+from flambeau.tape import backward as backward_pass
+from flambeau.tape import record as tape
+from flambeau.tape import views as view_history
 
 
 class Storage:
@@ -205,9 +205,17 @@ class Tensor(TensorBase):
     @requires_grad.setter
     def requires_grad(self, value: bool) -> None:
         if value and self.spec.dtype.kind not in "fc":
-            raise RuntimeError(message("requires_grad", "only tensors of floating point and complex dtype can require gradients", self.spec.dtype.name))
+            raise RuntimeError(
+                message(
+                    "requires_grad",
+                    "only tensors of floating point and complex dtype can require gradients",
+                    self.spec.dtype.name,
+                )
+            )
         if not value and self.node is not None:
-            raise RuntimeError("requires_grad: can only be cleared on leaf tensors; this one has a history. Call .detach().")
+            raise RuntimeError(
+                "requires_grad: can only be cleared on leaf tensors; this one has a history. Call .detach()."
+            )
         self.needs_grad = bool(value)
 
     def requires_grad_(self, requires_grad: bool = True) -> Tensor:
@@ -241,7 +249,9 @@ class Tensor(TensorBase):
             if not isinstance(value, Tensor):
                 raise TypeError(message("grad", "must be a tensor or None", type(value).__name__))
             if value.spec.shape != self.spec.shape:
-                raise RuntimeError(message("grad", f"must have the tensor's shape {list(self.shape)}", f"{list(value.shape)}"))
+                raise RuntimeError(
+                    message("grad", f"must have the tensor's shape {list(self.shape)}", f"{list(value.shape)}")
+                )
             if value.spec.dtype is not self.spec.dtype:
                 raise RuntimeError(message("grad", f"must have the tensor's dtype {self.dtype.name}", value.dtype.name))
         elif tracing.current() is not None:
@@ -255,7 +265,13 @@ class Tensor(TensorBase):
     def _set_grad(self, value: Tensor) -> None:
         self.__dict__["_grad"] = value
 
-    def backward(self, gradient: Tensor | None = None, retain_graph: bool | None = None, create_graph: bool = False, inputs: Any = None) -> None:
+    def backward(
+        self,
+        gradient: Tensor | None = None,
+        retain_graph: bool | None = None,
+        create_graph: bool = False,
+        inputs: Any = None,
+    ) -> None:
         """Compute gradients of this tensor with respect to leaves and add them to their `.grad`.
 
         Raises: RuntimeError if the tensor is not a single number and no `gradient` is given, or has no history.
@@ -264,7 +280,9 @@ class Tensor(TensorBase):
 
     def detach(self) -> Tensor:
         """The same memory without history."""
-        t = new_tensor(self.spec if not self.spec.is_slow or self.ptr is None else self.spec.plain(), self.ptr, self.storage)
+        t = new_tensor(
+            self.spec if not self.spec.is_slow or self.ptr is None else self.spec.plain(), self.ptr, self.storage
+        )
         traced = self.__dict__.get("_traced")
         if traced is not None:
             t.__dict__["_traced"] = traced
@@ -287,8 +305,15 @@ class Tensor(TensorBase):
 
     @data.setter
     def data(self, value: Tensor) -> None:
-        if value.spec.dtype is not self.spec.dtype and self.spec.dtype.kind in "fc" and value.spec.dtype.kind not in "fc" and self.needs_grad:
-            raise RuntimeError(message("data", "a tensor that requires grad must stay floating point", value.dtype.name))
+        if (
+            value.spec.dtype is not self.spec.dtype
+            and self.spec.dtype.kind in "fc"
+            and value.spec.dtype.kind not in "fc"
+            and self.needs_grad
+        ):
+            raise RuntimeError(
+                message("data", "a tensor that requires grad must stay floating point", value.dtype.name)
+            )
         self.spec, self.ptr, self.storage = value.spec, value.ptr, value.storage
         if "_traced" in value.__dict__:
             self.__dict__["_traced"] = value.__dict__["_traced"]
@@ -384,7 +409,9 @@ class Tensor(TensorBase):
     def item(self):
         """The value of a one-element tensor as a Python number."""
         if self.spec.numel != 1:
-            raise RuntimeError(f"item: a Tensor with {self.spec.numel} elements cannot be converted to Scalar; it must have one. Use .tolist().")
+            raise RuntimeError(
+                f"item: a Tensor with {self.spec.numel} elements cannot be converted to Scalar; it must have one. Use .tolist()."
+            )
         return host_values(self)[0]
 
     def tolist(self):
@@ -409,7 +436,13 @@ class Tensor(TensorBase):
 
     def __index__(self) -> int:
         if self.spec.dtype.kind not in "biu":
-            raise TypeError(message("index", "only integer tensors of a single element can be converted to an index", self.spec.dtype.name))
+            raise TypeError(
+                message(
+                    "index",
+                    "only integer tensors of a single element can be converted to an index",
+                    self.spec.dtype.name,
+                )
+            )
         return int(self.item())
 
     def __contains__(self, element) -> bool:
@@ -468,7 +501,9 @@ REGISTRY_OF_PRINTERS: list = [lambda t: object.__repr__(t)]
 def _dim(op: str, dim: int, ndim: int) -> int:
     from_front = dim + ndim if dim < 0 else dim
     if not 0 <= from_front < ndim:
-        raise IndexError(f"{op}: dim must be in [{-ndim}, {ndim - 1}] for a {ndim}-d tensor, got {dim} (Dimension out of range).")
+        raise IndexError(
+            f"{op}: dim must be in [{-ndim}, {ndim - 1}] for a {ndim}-d tensor, got {dim} (Dimension out of range)."
+        )
     return from_front
 
 
@@ -484,7 +519,7 @@ def _nested(flat: list, shape: tuple):
     if len(shape) == 1:
         return list(flat)
     step = len(flat) // shape[0] if shape[0] else 0
-    return [_nested(flat[i * step:(i + 1) * step], shape[1:]) for i in range(shape[0])]
+    return [_nested(flat[i * step : (i + 1) * step], shape[1:]) for i in range(shape[0])]
 
 
 # ------------------------------------------------------------------ overrides
@@ -494,7 +529,11 @@ _disabled: list = []
 
 def has_override(kind: type) -> bool:
     """Whether a subclass sees calls itself."""
-    return kind.__torch_function__.__func__ is not _own_override.__func__ if hasattr(kind.__torch_function__, "__func__") else True
+    return (
+        kind.__torch_function__.__func__ is not _own_override.__func__
+        if hasattr(kind.__torch_function__, "__func__")
+        else True
+    )
 
 
 def own_function(func):
@@ -510,7 +549,9 @@ def own_function(func):
             return FUNCTIONS[public].function
     if name in METHODS:
         return METHODS[name].function
-    raise TypeError(f"{name}: this function of PyTorch has no counterpart for flambeau.Tensor. Convert the tensor, with torch.from_numpy(x.numpy()) for instance.")
+    raise TypeError(
+        f"{name}: this function of PyTorch has no counterpart for flambeau.Tensor. Convert the tensor, with torch.from_numpy(x.numpy()) for instance."
+    )
 
 
 def default_override(cls: type, func, args: tuple, kwargs: dict):
@@ -547,8 +588,19 @@ def check_override(op: Op, args: tuple):
 
 
 # ------------------------------------------------------------------ memory to Python
-_struct_codes = {"bool": "?", "uint8": "B", "int8": "b", "int16": "h", "int32": "i", "int64": "q", "float32": "f", "float64": "d",
-                 "float16": "e", "complex64": "f", "complex128": "d"}
+_struct_codes = {
+    "bool": "?",
+    "uint8": "B",
+    "int8": "b",
+    "int16": "h",
+    "int32": "i",
+    "int64": "q",
+    "float32": "f",
+    "float64": "d",
+    "float16": "e",
+    "complex64": "f",
+    "complex128": "d",
+}
 
 
 def host_values(t: Tensor) -> list:
@@ -576,8 +628,10 @@ def host_values(t: Tensor) -> list:
 
 
 def traced_value_error(t: Tensor) -> None:
-    raise RuntimeError("item: the value of a tensor is not known while a function is traced, vmapped or compiled. Use where(), cond() or while_loop() instead of "
-                       "branching on it, or compute it outside.")
+    raise RuntimeError(
+        "item: the value of a tensor is not known while a function is traced, vmapped or compiled. Use where(), cond() or while_loop() instead of "
+        "branching on it, or compute it outside."
+    )
 
 
 def bytes_at(address: int, count: int) -> bytes:
@@ -592,7 +646,9 @@ def backward_of(tensors: tuple, grads: tuple, retain_graph: bool | None, create_
     seeds = seed_gradients("backward", tensors, grads)
     if inputs is not None:
         inputs = (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
-    backward_pass.run_backward(tensors, seeds, inputs, create_graph=create_graph, retain_graph=retain_graph, accumulate=True)
+    backward_pass.run_backward(
+        tensors, seeds, inputs, create_graph=create_graph, retain_graph=retain_graph, accumulate=True
+    )
 
 
 def seed_gradients(name: str, tensors, grads) -> list:
@@ -600,14 +656,20 @@ def seed_gradients(name: str, tensors, grads) -> list:
     found = []
     for t, g in zip(tensors, grads):
         if not t.requires_grad:
-            raise RuntimeError(f"{name}: element of tensors does not require grad and does not have a grad_fn. Call requires_grad_() on what it is computed from.")
+            raise RuntimeError(
+                f"{name}: element of tensors does not require grad and does not have a grad_fn. Call requires_grad_() on what it is computed from."
+            )
         if g is None:
             if t.spec.numel != 1:
-                raise RuntimeError(f"{name}: grad can be implicitly created only for scalar outputs, got shape {list(t.shape)}. Give gradient=, or reduce it "
-                                   f"with .sum() or .mean().")
+                raise RuntimeError(
+                    f"{name}: grad can be implicitly created only for scalar outputs, got shape {list(t.shape)}. Give gradient=, or reduce it "
+                    f"with .sum() or .mean()."
+                )
             g = REGISTRY["full"](tuple(t.shape), 1, dtype=t.spec.dtype, device=t.spec.device)
         elif g.spec.shape != t.spec.shape:
-            raise RuntimeError(message(name, f"the gradient must have the output's shape {list(t.shape)}", f"{list(g.shape)}"))
+            raise RuntimeError(
+                message(name, f"the gradient must have the output's shape {list(t.shape)}", f"{list(g.shape)}")
+            )
         found.append(g)
     return found
 
@@ -645,12 +707,13 @@ def _dunder(name: str, op: Op):
         function = callform.make_operator(op)
         setattr(Tensor, name, function)
         return function(*args)
+
     return first
 
 
 def _saved_alias(x: Tensor, history: bool = True) -> Tensor:
     """A traced tensor at its present value; an output goes without its history (no cycle)."""
-    x._traced  # a view whose base was written to takes its new value first
+    _ = x._traced  # a view whose base was written to takes its new value first
     t = new_tensor(x.spec, x.ptr, x.storage)
     for name in ("_traced", "_wrapped"):
         if name in x.__dict__:
@@ -665,14 +728,20 @@ def _finish_out(result: Tensor, out: Tensor, op: Op) -> Tensor:
     if isinstance(result, tuple):
         return tuple(_finish_out(r, o, op) for r, o in zip(result, out))
     if out.requires_grad or result.requires_grad:
-        raise RuntimeError(f"{op.name}: functions with out=... arguments don't support automatic differentiation, but one of the arguments requires grad. "
-                           f"Assign the result instead, or work under no_grad().")
+        raise RuntimeError(
+            f"{op.name}: functions with out=... arguments don't support automatic differentiation, but one of the arguments requires grad. "
+            f"Assign the result instead, or work under no_grad()."
+        )
     in_place.check(op, Spec.of(result.shape, out.dtype, out.device), result.spec)
     if op.kind == INDEXING and out.spec.dtype is not result.spec.dtype:
-        raise RuntimeError(f"{op.name}: out must have dtype {result.dtype.name} (Expected out tensor to have dtype {result.dtype.name}), got {out.dtype.name}.")
+        raise RuntimeError(
+            f"{op.name}: out must have dtype {result.dtype.name} (Expected out tensor to have dtype {result.dtype.name}), got {out.dtype.name}."
+        )
     if has_internal_overlap(out.spec.shape, out.spec.strides):
-        raise RuntimeError(f"{op.name}: unsupported operation: more than one element of out (shape {list(out.shape)}, strides {list(out.stride())}) refers to a "
-                           f"single memory location. Give a tensor of its own.")
+        raise RuntimeError(
+            f"{op.name}: unsupported operation: more than one element of out (shape {list(out.shape)}, strides {list(out.stride())}) refers to a "
+            f"single memory location. Give a tensor of its own."
+        )
     if out.shape != result.shape:
         out.resize_(result.shape)
     out.copy_(result)

@@ -23,12 +23,21 @@ from flambeau.ir.op import REGISTRY
 def from_numpy(array: Any) -> Tensor:
     """A tensor on the array's memory. Raises: TypeError for other objects and for dtypes without a counterpart."""
     if not isinstance(array, np.ndarray):
-        raise TypeError(message("from_numpy", "expected np.ndarray", type(array).__name__, "Use flambeau.tensor(...) for other data."))
+        raise TypeError(
+            message(
+                "from_numpy", "expected np.ndarray", type(array).__name__, "Use flambeau.tensor(...) for other data."
+            )
+        )
     name = array.dtype.name
     if name not in BY_NAME or not array.dtype.isnative:
-        raise TypeError(message("from_numpy", f"the dtype must be one of {', '.join(n for n in BY_NAME if n != 'bfloat16')} in native "
-                                              "byte order",
-                                str(array.dtype), "Convert it with array.astype(...)."))
+        raise TypeError(
+            message(
+                "from_numpy",
+                f"the dtype must be one of {', '.join(n for n in BY_NAME if n != 'bfloat16')} in native byte order",
+                str(array.dtype),
+                "Convert it with array.astype(...).",
+            )
+        )
     dtype = BY_NAME[name]
     strides = []
     for size, step in zip(array.shape, array.strides):
@@ -36,8 +45,14 @@ def from_numpy(array: Any) -> Tensor:
             strides.append(None)  # never stepped: any value will do
         elif step % dtype.itemsize or step < 0:
             what = "negative strides" if step < 0 else "strides that are not multiples of the element size"
-            raise ValueError(message("from_numpy", f"arrays with {what} are not supported", f"strides {array.strides}", "Call .copy() on "
-                                                                                                                        "the array first."))
+            raise ValueError(
+                message(
+                    "from_numpy",
+                    f"arrays with {what} are not supported",
+                    f"strides {array.strides}",
+                    "Call .copy() on the array first.",
+                )
+            )
         else:
             strides.append(step // dtype.itemsize)
     following = 1
@@ -53,7 +68,9 @@ def from_numpy(array: Any) -> Tensor:
 def to_numpy(t: Tensor, *, force: bool = False) -> Any:
     """An array on the tensor's memory. Raises: RuntimeError for tensors that need a gradient, TypeError for bfloat16 and other devices."""
     if t.needs_grad and not force:
-        raise RuntimeError("numpy: Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
+        raise RuntimeError(
+            "numpy: Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead."
+        )
     if force:
         t = t.detach().cpu()
     if t.spec.device is not CPU:
@@ -72,7 +89,9 @@ def to_numpy(t: Tensor, *, force: bool = False) -> Any:
     flat = np.frombuffer(raw, name, spec.nbytes // spec.dtype.itemsize)
     if spec.contiguous:
         return flat.reshape(tuple(spec.shape))
-    return np.lib.stride_tricks.as_strided(flat[below:], tuple(spec.shape), tuple(s * spec.dtype.itemsize for s in spec.strides))
+    return np.lib.stride_tricks.as_strided(
+        flat[below:], tuple(spec.shape), tuple(s * spec.dtype.itemsize for s in spec.strides)
+    )
 
 
 def copied(array: Any) -> Tensor:

@@ -21,7 +21,16 @@ from flambeau.arrays import from_numpy
 from flambeau.base.errors import message
 from flambeau.base.lazy import np
 from flambeau.core.device import CPU, as_device
-from flambeau.core.dtype import BY_NAME, dtype, dtype_of_number, float32, float64, get_default_dtype, int64, promote_types
+from flambeau.core.dtype import (
+    BY_NAME,
+    dtype,
+    dtype_of_number,
+    float32,
+    float64,
+    get_default_dtype,
+    int64,
+    promote_types,
+)
 from flambeau.core.formats import memory_format, preserve_format, strides_in
 from flambeau.core.layout import contiguous_strides, has_internal_overlap
 from flambeau.core.spec import Size, Spec
@@ -30,9 +39,27 @@ from flambeau.ir.kinds import dense_strides_like
 from flambeau.ir.op import REGISTRY
 
 __all__ = [
-    "arange", "as_tensor", "asarray", "empty", "empty_like", "empty_permuted", "empty_strided", "eye", "full", "full_like", "linspace",
+    "arange",
+    "as_tensor",
+    "asarray",
+    "empty",
+    "empty_like",
+    "empty_permuted",
+    "empty_strided",
+    "eye",
+    "full",
+    "full_like",
+    "linspace",
     "logspace",
-    "ones", "ones_like", "range", "scalar_tensor", "tensor", "tril_indices", "triu_indices", "zeros", "zeros_like",
+    "ones",
+    "ones_like",
+    "range",
+    "scalar_tensor",
+    "tensor",
+    "tril_indices",
+    "triu_indices",
+    "zeros",
+    "zeros_like",
 ]
 _python_range = range
 _NUMBERS = {bool, int, float}
@@ -51,7 +78,9 @@ def sizes_of(sizes: tuple) -> tuple[int, ...]:
         sizes = tuple(sizes[0])
     found = tuple(as_size(n) for n in sizes)
     if any(n < 0 for n in found):
-        raise RuntimeError(message("size", "sizes must not be negative (Trying to create tensor with negative dimension)", list(found)))
+        raise RuntimeError(
+            message("size", "sizes must not be negative (Trying to create tensor with negative dimension)", list(found))
+        )
     return found
 
 
@@ -59,8 +88,13 @@ def finished(t: Tensor, requires_grad: bool, out: Tensor | None = None) -> Tenso
     """`out` filled, or the tensor marked."""
     if out is not None:
         if has_internal_overlap(out.spec.shape, out.spec.strides):
-            raise RuntimeError(message("out", "unsupported operation: more than one element of out refers to a single memory location",
-                                       f"{out.spec}"))
+            raise RuntimeError(
+                message(
+                    "out",
+                    "unsupported operation: more than one element of out refers to a single memory location",
+                    f"{out.spec}",
+                )
+            )
         if out.shape != t.shape:
             out.resize_(t.shape)
         return out.copy_(t)
@@ -75,32 +109,63 @@ def _filled(size: tuple[int, ...], value: Any, d: dtype, device: Any) -> Tensor:
 _FULL = REGISTRY["full"]
 
 
-def empty(*size: Any, out: Tensor | None = None, dtype: dtype | None = None, layout: Any = None, device: Any = None,
-          requires_grad: bool = False,
-          pin_memory: bool = False, memory_format: Any = None) -> Tensor:
+def empty(
+    *size: Any,
+    out: Tensor | None = None,
+    dtype: dtype | None = None,
+    layout: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+    pin_memory: bool = False,
+    memory_format: Any = None,
+) -> Tensor:
     """A tensor whose values are not set."""
     if not size and memory_format is None:
         size = ((),)
     shape = sizes_of(size)
     d, where = dtype or get_default_dtype(), as_device(device)
-    spec = Spec.of(shape, d, where) if memory_format is None else Spec.get(shape, strides_in(shape, memory_format), d, where)
+    spec = (
+        Spec.of(shape, d, where)
+        if memory_format is None
+        else Spec.get(shape, strides_in(shape, memory_format), d, where)
+    )
     return finished(tensor_of(spec), requires_grad, out)
 
 
-def zeros(*size: Any, out: Tensor | None = None, dtype: dtype | None = None, layout: Any = None, device: Any = None,
-          requires_grad: bool = False) -> Tensor:
+def zeros(
+    *size: Any,
+    out: Tensor | None = None,
+    dtype: dtype | None = None,
+    layout: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+) -> Tensor:
     """A tensor of zeros."""
     return finished(_filled(sizes_of(size), 0, dtype or get_default_dtype(), device), requires_grad, out)
 
 
-def ones(*size: Any, out: Tensor | None = None, dtype: dtype | None = None, layout: Any = None, device: Any = None,
-         requires_grad: bool = False) -> Tensor:
+def ones(
+    *size: Any,
+    out: Tensor | None = None,
+    dtype: dtype | None = None,
+    layout: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+) -> Tensor:
     """A tensor of ones."""
     return finished(_filled(sizes_of(size), 1, dtype or get_default_dtype(), device), requires_grad, out)
 
 
-def full(size: Any, fill_value: Any, *, out: Tensor | None = None, dtype: dtype | None = None, layout: Any = None, device: Any = None,
-         requires_grad: bool = False) -> Tensor:
+def full(
+    size: Any,
+    fill_value: Any,
+    *,
+    out: Tensor | None = None,
+    dtype: dtype | None = None,
+    layout: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+) -> Tensor:
     """A tensor of `size` filled with one value; its dtype is the value's unless told."""
     if isinstance(fill_value, Tensor):
         dtype = dtype or fill_value.dtype
@@ -109,12 +174,19 @@ def full(size: Any, fill_value: Any, *, out: Tensor | None = None, dtype: dtype 
         fill_value = fill_value.item()
     d = dtype or (out.dtype if out is not None else dtype_of_number(fill_value))
     if d.kind in "iu" and isinstance(fill_value, int) and not _fits(fill_value, d):
-        raise RuntimeError(message("full", f"fill_value must fit {d.name} (value cannot be converted to type {d.name} without overflow)",
-                                   fill_value))
+        raise RuntimeError(
+            message(
+                "full",
+                f"fill_value must fit {d.name} (value cannot be converted to type {d.name} without overflow)",
+                fill_value,
+            )
+        )
     return finished(_filled(sizes_of((size,)), fill_value, d, device), requires_grad, out)
 
 
-def scalar_tensor(s: Any, *, dtype: dtype | None = None, layout: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
+def scalar_tensor(
+    s: Any, *, dtype: dtype | None = None, layout: Any = None, device: Any = None, requires_grad: bool = False
+) -> Tensor:
     """A 0-dim tensor of one value, in the default dtype unless told."""
     return full((), s, dtype=dtype or get_default_dtype(), device=device, requires_grad=requires_grad)
 
@@ -135,57 +207,111 @@ def _filled_like(input: Tensor, value: Any, dtype: dtype | None, device: Any, fo
         return finished(_filled(tuple(spec.shape), value, spec.dtype, spec.device), requires_grad)
     order = sorted(_python_range(spec.ndim), key=lambda i: (-spec.strides[i], i))
     dense = _filled(tuple(spec.shape[i] for i in order), value, spec.dtype, spec.device)
-    return finished(REGISTRY["permute"](dense, tuple(order.index(i) for i in _python_range(spec.ndim))).detach(), requires_grad)
+    return finished(
+        REGISTRY["permute"](dense, tuple(order.index(i) for i in _python_range(spec.ndim))).detach(), requires_grad
+    )
 
 
-def empty_like(input: Tensor, *, dtype: dtype | None = None, layout: Any = None, device: Any = None, requires_grad: bool = False,
-               memory_format: Any = None) -> Tensor:
+def empty_like(
+    input: Tensor,
+    *,
+    dtype: dtype | None = None,
+    layout: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+    memory_format: Any = None,
+) -> Tensor:
     """A tensor of the input's shape whose values are not set."""
     return finished(tensor_of(spec_like(input, dtype, device, memory_format)), requires_grad)
 
 
-def zeros_like(input: Tensor, *, dtype: dtype | None = None, layout: Any = None, device: Any = None, requires_grad: bool = False,
-               memory_format: Any = None) -> Tensor:
+def zeros_like(
+    input: Tensor,
+    *,
+    dtype: dtype | None = None,
+    layout: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+    memory_format: Any = None,
+) -> Tensor:
     """Zeros in the input's shape and dtype."""
     return _filled_like(input, 0, dtype, device, memory_format, requires_grad)
 
 
-def ones_like(input: Tensor, *, dtype: dtype | None = None, layout: Any = None, device: Any = None, requires_grad: bool = False,
-              memory_format: Any = None) -> Tensor:
+def ones_like(
+    input: Tensor,
+    *,
+    dtype: dtype | None = None,
+    layout: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+    memory_format: Any = None,
+) -> Tensor:
     """Ones in the input's shape and dtype."""
     return _filled_like(input, 1, dtype, device, memory_format, requires_grad)
 
 
-def full_like(input: Tensor, fill_value: Any, *, dtype: dtype | None = None, layout: Any = None, device: Any = None,
-              requires_grad: bool = False,
-              memory_format: Any = None) -> Tensor:
+def full_like(
+    input: Tensor,
+    fill_value: Any,
+    *,
+    dtype: dtype | None = None,
+    layout: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+    memory_format: Any = None,
+) -> Tensor:
     """One value in the input's shape and dtype."""
     if hasattr(fill_value, "item"):
         fill_value = fill_value.item()
     return _filled_like(input, fill_value, dtype, device, memory_format, requires_grad)
 
 
-def empty_strided(size: Any, stride: Any, *, dtype: dtype | None = None, layout: Any = None, device: Any = None,
-                  requires_grad: bool = False,
-                  pin_memory: bool = False) -> Tensor:
+def empty_strided(
+    size: Any,
+    stride: Any,
+    *,
+    dtype: dtype | None = None,
+    layout: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+    pin_memory: bool = False,
+) -> Tensor:
     """A tensor with given strides whose values are not set."""
     shape, strides = sizes_of((size,)), tuple(int(n) for n in stride)
     if len(shape) != len(strides) or any(n < 0 for n in strides):
-        raise RuntimeError(message("empty_strided", "stride must give one non-negative step per dim (dimensionality of sizes and strides "
-                                                    "must match)",
-                                   f"{list(shape)} and {list(strides)}"))
+        raise RuntimeError(
+            message(
+                "empty_strided",
+                "stride must give one non-negative step per dim (dimensionality of sizes and strides must match)",
+                f"{list(shape)} and {list(strides)}",
+            )
+        )
     return finished(tensor_of(Spec.get(shape, strides, dtype or get_default_dtype(), as_device(device))), requires_grad)
 
 
-def empty_permuted(size: Any, physical_layout: Any, *, dtype: dtype | None = None, layout: Any = None, device: Any = None,
-                   requires_grad: bool = False,
-                   pin_memory: bool = False) -> Tensor:
+def empty_permuted(
+    size: Any,
+    physical_layout: Any,
+    *,
+    dtype: dtype | None = None,
+    layout: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+    pin_memory: bool = False,
+) -> Tensor:
     """A dense tensor whose dims lie in memory in the order of `physical_layout`, whose values are not set."""
     shape, order = sizes_of((size,)), tuple(int(n) for n in physical_layout)
     if sorted(order) != list(_python_range(len(shape))):
-        raise RuntimeError(message("empty_permuted", f"physical_layout must name each of {len(shape)} dims once (Number of dimensions in "
-                                                     "size does not match, dimension out of range, or duplicate dim not "
-                                                     "allowed)", list(order)))
+        raise RuntimeError(
+            message(
+                "empty_permuted",
+                f"physical_layout must name each of {len(shape)} dims once (Number of dimensions in "
+                "size does not match, dimension out of range, or duplicate dim not "
+                "allowed)",
+                list(order),
+            )
+        )
     strides, step = [0] * len(shape), 1
     for d in reversed(order):
         strides[d] = step
@@ -202,8 +328,17 @@ def _number(op: str, x: Any) -> Any:
     return x
 
 
-def arange(start: Any, end: Any = None, step: Any = 1, *, out: Tensor | None = None, dtype: dtype | None = None, layout: Any = None,
-           device: Any = None, requires_grad: bool = False) -> Tensor:
+def arange(
+    start: Any,
+    end: Any = None,
+    step: Any = 1,
+    *,
+    out: Tensor | None = None,
+    dtype: dtype | None = None,
+    layout: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+) -> Tensor:
     """Numbers from `start` (0 if one is given) below `end` by `step`. Dtypes: int64 for ints, else the default dtype.
 
     Raises: RuntimeError for step 0, or bounds that step leads away from or that are not finite.
@@ -217,9 +352,13 @@ def arange(start: Any, end: Any = None, step: Any = 1, *, out: Tensor | None = N
     if not all(math.isfinite(x) for x in (start, end, step)):
         raise RuntimeError(message("arange", "bounds must be finite (unsupported range)", f"{start} -> {end}"))
     if (end - start) * step < 0:
-        raise RuntimeError(message("arange", "bounds must be consistent with step (upper bound and lower bound inconsistent with step "
-                                             "sign)",
-                                   f"{start} -> {end}, step {step}"))
+        raise RuntimeError(
+            message(
+                "arange",
+                "bounds must be consistent with step (upper bound and lower bound inconsistent with step sign)",
+                f"{start} -> {end}, step {step}",
+            )
+        )
     d = dtype or (out.dtype if out is not None else int64 if whole else get_default_dtype())
     if whole:
         count = -(-(end - start) // step)
@@ -240,49 +379,82 @@ def arange(start: Any, end: Any = None, step: Any = 1, *, out: Tensor | None = N
     return finished(t, requires_grad, out)
 
 
-def range(start: Any, end: Any = None, step: Any = 1, *, out: Tensor | None = None, dtype: dtype | None = None, layout: Any = None,
-
-          device: Any = None, requires_grad: bool = False) -> Tensor:
+def range(
+    start: Any,
+    end: Any = None,
+    step: Any = 1,
+    *,
+    out: Tensor | None = None,
+    dtype: dtype | None = None,
+    layout: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+) -> Tensor:
     """Numbers from `start` up to and including `end` by `step`."""
     if end is None:
         start, end = 0, start
     start, end, step = (_number("range", x) for x in (start, end, step))
     if step == 0 or (end - start) * step < 0:
-        raise RuntimeError(message("range", "bounds must be consistent with a nonzero step", f"{start} -> {end}, step {step}"))
+        raise RuntimeError(
+            message("range", "bounds must be consistent with a nonzero step", f"{start} -> {end}, step {step}")
+        )
     d = dtype or get_default_dtype()
     kind = int if d.is_integral else float
-    t = REGISTRY["iota"]((math.floor((end - start) / step) + 1,), kind(start), kind(step), dtype=d, device=as_device(device))
+    t = REGISTRY["iota"](
+        (math.floor((end - start) / step) + 1,), kind(start), kind(step), dtype=d, device=as_device(device)
+    )
     return finished(t, requires_grad, out)
 
 
 def _bound(op: str, x: Any) -> Any:
     if isinstance(x, Tensor):
         if x.ndim:
-            raise RuntimeError(message(op, "bounds must be numbers or 0-dim tensors (only supports 0-dimensional start and end tensors)",
-                                       f"shape {list(x.shape)}"))
+            raise RuntimeError(
+                message(
+                    op,
+                    "bounds must be numbers or 0-dim tensors (only supports 0-dimensional start and end tensors)",
+                    f"shape {list(x.shape)}",
+                )
+            )
         return x.item()
     return x.item() if hasattr(x, "item") else x
 
 
 def _check_steps(op: str, steps: Any) -> None:
     if not hasattr(steps, "__index__"):
-        raise TypeError(message(op, "steps must be an int (received an invalid combination of arguments)", type(steps).__name__))
+        raise TypeError(
+            message(op, "steps must be an int (received an invalid combination of arguments)", type(steps).__name__)
+        )
 
 
 def _space_type(start: Any, end: Any, given: dtype | None) -> dtype:
     if given is not None:
         return given
-    return get_default_dtype().to_complex() if isinstance(start, complex) or isinstance(end, complex) else get_default_dtype()
+    return (
+        get_default_dtype().to_complex()
+        if isinstance(start, complex) or isinstance(end, complex)
+        else get_default_dtype()
+    )
 
 
-def linspace(start: Any, end: Any, steps: int, *, out: Tensor | None = None, dtype: dtype | None = None, layout: Any = None,
-             device: Any = None,
-             requires_grad: bool = False) -> Tensor:
+def linspace(
+    start: Any,
+    end: Any,
+    steps: int,
+    *,
+    out: Tensor | None = None,
+    dtype: dtype | None = None,
+    layout: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+) -> Tensor:
     """`steps` numbers from `start` to `end`, both included, evenly spaced."""
     start, end = _bound("linspace", start), _bound("linspace", end)
     _check_steps("linspace", steps)
     if steps < 0:
-        raise RuntimeError(message("linspace", "steps must be non-negative (number of steps must be non-negative)", steps))
+        raise RuntimeError(
+            message("linspace", "steps must be non-negative (number of steps must be non-negative)", steps)
+        )
     d = _space_type(start, end, dtype)
     return finished(_spaced(start, end, int(steps), d, device), requires_grad, out)
 
@@ -291,7 +463,9 @@ def _spaced(start: Any, end: Any, steps: int, d: dtype, device: Any) -> Tensor:
     if d.is_complex:
         part = d.to_real()
         start, end = complex(start), complex(end)
-        return REGISTRY["complex"](_spaced(start.real, end.real, steps, part, device), _spaced(start.imag, end.imag, steps, part, device))
+        return REGISTRY["complex"](
+            _spaced(start.real, end.real, steps, part, device), _spaced(start.imag, end.imag, steps, part, device)
+        )
     if isinstance(start, complex) or isinstance(end, complex):
         raise RuntimeError(message("linspace", "complex bounds need a complex dtype", d.name))
     if d.is_integral:
@@ -302,14 +476,25 @@ def _spaced(start: Any, end: Any, steps: int, d: dtype, device: Any) -> Tensor:
     return REGISTRY["spaced"](steps, float(start), float(end), float(step), dtype=d, device=as_device(device))
 
 
-def logspace(start: Any, end: Any, steps: int, base: float = 10.0, *, out: Tensor | None = None, dtype: dtype | None = None,
-             layout: Any = None,
-             device: Any = None, requires_grad: bool = False) -> Tensor:
+def logspace(
+    start: Any,
+    end: Any,
+    steps: int,
+    base: float = 10.0,
+    *,
+    out: Tensor | None = None,
+    dtype: dtype | None = None,
+    layout: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+) -> Tensor:
     """`base` to the power of `steps` numbers from `start` to `end`, evenly spaced."""
     start, end = _bound("logspace", start), _bound("logspace", end)
     _check_steps("logspace", steps)
     if steps < 0:
-        raise RuntimeError(message("logspace", "steps must be non-negative (number of steps must be non-negative)", steps))
+        raise RuntimeError(
+            message("logspace", "steps must be non-negative (number of steps must be non-negative)", steps)
+        )
     d = _space_type(start, end, dtype)
     if d.is_complex:
         powers = _spaced(start, end, int(steps), d, device)
@@ -317,50 +502,88 @@ def logspace(start: Any, end: Any, steps: int, base: float = 10.0, *, out: Tenso
         if d.is_integral:
             start, end = int(start), int(end)
         step = (end - start) / (steps - 1) if steps > 1 else 0.0
-        powers = REGISTRY["spaced"](int(steps), float(start), float(end if steps != 1 else start), float(step), dtype=float64,
-                                    device=as_device(device))
+        powers = REGISTRY["spaced"](
+            int(steps),
+            float(start),
+            float(end if steps != 1 else start),
+            float(step),
+            dtype=float64,
+            device=as_device(device),
+        )
     t = REGISTRY["power"](_filled((), base, float64 if not d.is_complex else d, device), powers)
     return finished(t if t.dtype is d else REGISTRY["to_dtype"](t, d), requires_grad, out)
 
 
-def eye(n: int, m: int | None = None, *, out: Tensor | None = None, dtype: dtype | None = None, layout: Any = None, device: Any = None,
-        requires_grad: bool = False) -> Tensor:
+def eye(
+    n: int,
+    m: int | None = None,
+    *,
+    out: Tensor | None = None,
+    dtype: dtype | None = None,
+    layout: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+) -> Tensor:
     """Ones on the diagonal of an n by m (or n) matrix of zeros."""
     m = n if m is None else m
     if n < 0 or m < 0:
-        raise RuntimeError(message("eye", "n and m must not be negative (n must be greater or equal to 0)", f"{n}, {m}"))
-    return finished(REGISTRY["identity_matrix"](int(n), int(m), dtype=dtype or get_default_dtype(), device=as_device(device)),
-                    requires_grad, out)
+        raise RuntimeError(
+            message("eye", "n and m must not be negative (n must be greater or equal to 0)", f"{n}, {m}")
+        )
+    return finished(
+        REGISTRY["identity_matrix"](int(n), int(m), dtype=dtype or get_default_dtype(), device=as_device(device)),
+        requires_grad,
+        out,
+    )
 
 
 def _triangle_indices(row: int, col: int, offset: int, upper: bool, d: dtype | None, device: Any) -> Tensor:
     if row < 0 or col < 0:
         raise RuntimeError(message("tril_indices", "row and col must be non-negative", f"{row}, {col}"))
-    below = sum(min(max(0, r + offset + (0 if upper else 1)), col) for r in _python_range(row))  # columns left of the boundary
+    below = sum(
+        min(max(0, r + offset + (0 if upper else 1)), col) for r in _python_range(row)
+    )  # columns left of the boundary
     count = row * col - below if upper else below
     inside = REGISTRY["triangle_mask"](row, col, offset, upper, device=as_device(device))
     places = REGISTRY["true_places"](inside, count)
-    found = REGISTRY["stack"]((REGISTRY["coordinate"](places, max(1, col), max(1, row)), REGISTRY["coordinate"](places, 1, max(1, col))), 0)
+    found = REGISTRY["stack"](
+        (REGISTRY["coordinate"](places, max(1, col), max(1, row)), REGISTRY["coordinate"](places, 1, max(1, col))), 0
+    )
     return found if d is None or d is int64 else REGISTRY["to_dtype"](found, d)
 
 
-def tril_indices(row: int, col: int, offset: int = 0, *, dtype: dtype | None = None, device: Any = None, layout: Any = None) -> Tensor:
+def tril_indices(
+    row: int, col: int, offset: int = 0, *, dtype: dtype | None = None, device: Any = None, layout: Any = None
+) -> Tensor:
     """Coordinates [2, count] of the lower triangle of a row by col matrix."""
     return _triangle_indices(row, col, offset, False, dtype, device)
 
 
-def triu_indices(row: int, col: int, offset: int = 0, *, dtype: dtype | None = None, device: Any = None, layout: Any = None) -> Tensor:
+def triu_indices(
+    row: int, col: int, offset: int = 0, *, dtype: dtype | None = None, device: Any = None, layout: Any = None
+) -> Tensor:
     """Coordinates [2, count] of the upper triangle of a row by col matrix."""
     return _triangle_indices(row, col, offset, True, dtype, device)
 
 
 # ------------------------------------------------------------------ from Python data
-_CODES = {"bool": "B", "uint8": "B", "int8": "b", "int16": "h", "int32": "i", "int64": "q", "float32": "f", "float64": "d",
-          "complex64": "f",
-          "complex128": "d"}
+_CODES = {
+    "bool": "B",
+    "uint8": "B",
+    "int8": "b",
+    "int16": "h",
+    "int32": "i",
+    "int64": "q",
+    "float32": "f",
+    "float64": "d",
+    "complex64": "f",
+    "complex128": "d",
+}
 
 
-def tensor(data: Any, *, dtype: dtype | None = None, device: Any = None, requires_grad: bool = False, pin_memory: bool = False) -> Tensor:
+def tensor(
+    data: Any, *, dtype: dtype | None = None, device: Any = None, requires_grad: bool = False, pin_memory: bool = False
+) -> Tensor:
     """A new tensor with a copy of `data`: a number, nested sequences, an array or a tensor.
 
     Dtypes: inferred from the values (floats: the default dtype) unless told. Raises: ValueError for ragged data, TypeError for what is no
@@ -368,8 +591,11 @@ def tensor(data: Any, *, dtype: dtype | None = None, device: Any = None, require
     """
     kind = type(data)
     if kind is float or kind is int and -(1 << 31) < data < 1 << 31 and (dtype is None or dtype.kind not in "iu"):
-        t = _filled((), data, dtype or (get_default_dtype() if kind is float else int64),
-                    None) if dtype is None or dtype.kind in "fc" else _copied(data, dtype)
+        t = (
+            _filled((), data, dtype or (get_default_dtype() if kind is float else int64), None)
+            if dtype is None or dtype.kind in "fc"
+            else _copied(data, dtype)
+        )
     else:
         t = _copied(data, dtype)
     if device is not None and as_device(device) is not t.device:
@@ -394,8 +620,14 @@ def _copied(data: Any, d: dtype | None) -> Tensor:
         flat = [x.item() if isinstance(x, Tensor) else x for x in flat]
     found = d or (_infer(flat) if flat else get_default_dtype())
     if d is None and found is int64 and not all(-(1 << 63) <= x < 1 << 63 for x in flat):
-        raise ValueError(message("tensor", "ints must fit int64 (Overflow when unpacking long long)", "one that does not",
-                                 "Give dtype=float64."))
+        raise ValueError(
+            message(
+                "tensor",
+                "ints must fit int64 (Overflow when unpacking long long)",
+                "one that does not",
+                "Give dtype=float64.",
+            )
+        )
     return _packed(tuple(shape), flat, found)
 
 
@@ -407,8 +639,13 @@ def _from_array(x: Any) -> Tensor:
     """A tensor on (or from) an array's or array scalar's memory."""
     x = np.asarray(x)
     if x.dtype.name not in BY_NAME:
-        raise TypeError(message("tensor", f"can't convert np.ndarray of type {x.dtype}: the dtype must be one of {', '.join(BY_NAME)}",
-                                x.dtype))
+        raise TypeError(
+            message(
+                "tensor",
+                f"can't convert np.ndarray of type {x.dtype}: the dtype must be one of {', '.join(BY_NAME)}",
+                x.dtype,
+            )
+        )
     return from_numpy(np.array(x, order="C") if any(s < 0 for s in x.strides) or not x.flags.writeable else x)
 
 
@@ -418,8 +655,13 @@ def _as_sequence(data: Any) -> Any:
     if hasattr(data, "__float__"):
         return float(data)
     kind = TypeError if isinstance(data, str) else RuntimeError
-    raise kind(message("tensor", "data must be numbers, nested sequences of them, an array or a tensor (Could not infer dtype)",
-                       type(data).__name__))
+    raise kind(
+        message(
+            "tensor",
+            "data must be numbers, nested sequences of them, an array or a tensor (Could not infer dtype)",
+            type(data).__name__,
+        )
+    )
 
 
 def _flatten(data: Any, depth: int, shape: list[int], flat: list[Any]) -> None:
@@ -428,13 +670,24 @@ def _flatten(data: Any, depth: int, shape: list[int], flat: list[Any]) -> None:
         n = len(data)
         if len(shape) == depth:
             if flat:
-                raise TypeError(message("tensor", f"nested data must have one depth: a number is expected at depth {depth}",
-                                        type(data).__name__))
+                raise TypeError(
+                    message(
+                        "tensor",
+                        f"nested data must have one depth: a number is expected at depth {depth}",
+                        type(data).__name__,
+                    )
+                )
             shape.append(n)
         elif shape[depth] != n:
-            raise ValueError(message("tensor", f"nested sequences must have one length at dim {depth} (expected sequence of length "
-                                               f"{shape[depth]} at dim {depth})",
-                                     f"{n}", "Pad the shorter ones."))
+            raise ValueError(
+                message(
+                    "tensor",
+                    f"nested sequences must have one length at dim {depth} (expected sequence of length "
+                    f"{shape[depth]} at dim {depth})",
+                    f"{n}",
+                    "Pad the shorter ones.",
+                )
+            )
         if depth + 1 == len(shape) and n and set(map(type, data)) <= _NUMBERS:
             flat.extend(data)
             return
@@ -442,9 +695,14 @@ def _flatten(data: Any, depth: int, shape: list[int], flat: list[Any]) -> None:
             _flatten(x, depth + 1, shape, flat)
         return
     if depth != len(shape):
-        raise TypeError(message("tensor", f"nested data must have one depth: a sequence of length {shape[depth]} is expected at dim "
-                                          f"{depth} (not a sequence)",
-                                type(data).__name__))
+        raise TypeError(
+            message(
+                "tensor",
+                f"nested data must have one depth: a sequence of length {shape[depth]} is expected at dim "
+                f"{depth} (not a sequence)",
+                type(data).__name__,
+            )
+        )
     if not isinstance(data, (int, float, complex, Tensor)):
         if hasattr(data, "item"):
             data = data.item()
@@ -453,8 +711,13 @@ def _flatten(data: Any, depth: int, shape: list[int], flat: list[Any]) -> None:
         elif hasattr(data, "__float__"):
             data = float(data)
         else:
-            raise ValueError(message("tensor", f"elements must be numbers (too many dimensions '{type(data).__name__}')",
-                                     type(data).__name__))
+            raise ValueError(
+                message(
+                    "tensor",
+                    f"elements must be numbers (too many dimensions '{type(data).__name__}')",
+                    type(data).__name__,
+                )
+            )
     flat.append(data)
 
 
@@ -469,7 +732,11 @@ def _infer(flat: list[Any]) -> dtype:
     kinds = set(map(type, flat))
     found = None
     for kind in kinds:
-        d = dtype_of_number(kind(0)) if kind in (bool, int, float, complex) else dtype_of_number(next(x for x in flat if type(x) is kind))
+        d = (
+            dtype_of_number(kind(0))
+            if kind in (bool, int, float, complex)
+            else dtype_of_number(next(x for x in flat if type(x) is kind))
+        )
         found = d if found is None else promote_types(found, d)
     return found
 
@@ -484,14 +751,29 @@ def _packed(shape: tuple[int, ...], flat: list[Any], d: dtype) -> Tensor:
     try:
         raw = _bytes(flat, d)
     except OverflowError:
-        raise RuntimeError(message("tensor", f"values must fit {d.name} (value cannot be converted to type {d.name} without overflow)",
-                                   next((x for x in flat if not _fits(x, d)), "one that does not"))) from None
+        raise RuntimeError(
+            message(
+                "tensor",
+                f"values must fit {d.name} (value cannot be converted to type {d.name} without overflow)",
+                next((x for x in flat if not _fits(x, d)), "one that does not"),
+            )
+        ) from None
     except ValueError:
-        raise RuntimeError(message("tensor", f"values must fit {d.name} (value cannot be converted to type {d.name} without overflow)",
-                                   "NaN")) from None
+        raise RuntimeError(
+            message(
+                "tensor",
+                f"values must fit {d.name} (value cannot be converted to type {d.name} without overflow)",
+                "NaN",
+            )
+        ) from None
     except TypeError:
-        raise TypeError(message("tensor", f"values must convert to {d.name} without losing a part (must be real number, not complex)",
-                                "complex numbers")) from None
+        raise TypeError(
+            message(
+                "tensor",
+                f"values must convert to {d.name} without losing a part (must be real number, not complex)",
+                "complex numbers",
+            )
+        ) from None
     ctypes.memmove(t.ptr, raw, t.spec.numel * d.itemsize)
     return t
 
@@ -548,13 +830,20 @@ def as_tensor(data: Any, dtype: dtype | None = None, device: Any = None) -> Tens
     return t
 
 
-def asarray(obj: Any, *, dtype: dtype | None = None, device: Any = None, copy: bool | None = None, requires_grad: bool = False) -> Tensor:
+def asarray(
+    obj: Any, *, dtype: dtype | None = None, device: Any = None, copy: bool | None = None, requires_grad: bool = False
+) -> Tensor:
     """`obj` as a tensor. `copy`: True always copies, False never does (ValueError where it would have to)."""
     t = as_tensor(obj, dtype, device)
-    shares = isinstance(obj, Tensor) and t.storage is obj.storage or (_is_array(obj) and not isinstance(obj, Tensor) and hasattr(t.storage,
-                                                                                                                                 "owner"))
+    shares = (
+        isinstance(obj, Tensor)
+        and t.storage is obj.storage
+        or (_is_array(obj) and not isinstance(obj, Tensor) and hasattr(t.storage, "owner"))
+    )
     if copy is False and not shares:
-        raise ValueError(message("asarray", "copy=False needs memory that can be shared as it is (can't alias)", type(obj).__name__))
+        raise ValueError(
+            message("asarray", "copy=False needs memory that can be shared as it is (can't alias)", type(obj).__name__)
+        )
     if copy and shares:
         t = REGISTRY["clone"](t)
     if not requires_grad and isinstance(obj, Tensor) and t.needs_grad:
@@ -563,45 +852,115 @@ def asarray(obj: Any, *, dtype: dtype | None = None, device: Any = None, copy: b
 
 
 # ------------------------------------------------------------------ methods
-def new_tensor(self: Tensor, data: Any, *, dtype: dtype | None = None, device: Any = None, requires_grad: bool = False, layout: Any = None,
-               pin_memory: bool = False) -> Tensor:
+def new_tensor(
+    self: Tensor,
+    data: Any,
+    *,
+    dtype: dtype | None = None,
+    device: Any = None,
+    requires_grad: bool = False,
+    layout: Any = None,
+    pin_memory: bool = False,
+) -> Tensor:
     """A copy of `data` in this tensor's dtype and device unless told."""
-    return tensor(data, dtype=dtype or self.dtype, device=self.device if device is None else device, requires_grad=requires_grad)
+    return tensor(
+        data, dtype=dtype or self.dtype, device=self.device if device is None else device, requires_grad=requires_grad
+    )
 
 
-def new_empty(self: Tensor, *size: Any, dtype: dtype | None = None, device: Any = None, requires_grad: bool = False, layout: Any = None,
-              pin_memory: bool = False) -> Tensor:
+def new_empty(
+    self: Tensor,
+    *size: Any,
+    dtype: dtype | None = None,
+    device: Any = None,
+    requires_grad: bool = False,
+    layout: Any = None,
+    pin_memory: bool = False,
+) -> Tensor:
     """A tensor of `size` whose values are not set, in this tensor's dtype and device unless told."""
-    return empty(sizes_of(_named(size)), dtype=dtype or self.dtype, device=self.device if device is None else device,
-                 requires_grad=requires_grad)
+    return empty(
+        sizes_of(_named(size)),
+        dtype=dtype or self.dtype,
+        device=self.device if device is None else device,
+        requires_grad=requires_grad,
+    )
 
 
-def new_empty_strided(self: Tensor, size: Any, stride: Any, dtype: dtype | None = None, layout: Any = None, device: Any = None,
-                      pin_memory: bool = False,
-                      requires_grad: bool = False) -> Tensor:
+def new_empty_strided(
+    self: Tensor,
+    size: Any,
+    stride: Any,
+    dtype: dtype | None = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: bool = False,
+    requires_grad: bool = False,
+) -> Tensor:
     """As `empty_strided`, in this tensor's dtype and device unless told."""
-    return empty_strided(size, stride, dtype=dtype or self.dtype, device=self.device if device is None else device,
-                         requires_grad=requires_grad)
+    return empty_strided(
+        size,
+        stride,
+        dtype=dtype or self.dtype,
+        device=self.device if device is None else device,
+        requires_grad=requires_grad,
+    )
 
 
-def new_zeros(self: Tensor, *size: Any, dtype: dtype | None = None, device: Any = None, requires_grad: bool = False, layout: Any = None,
-              pin_memory: bool = False) -> Tensor:
+def new_zeros(
+    self: Tensor,
+    *size: Any,
+    dtype: dtype | None = None,
+    device: Any = None,
+    requires_grad: bool = False,
+    layout: Any = None,
+    pin_memory: bool = False,
+) -> Tensor:
     """Zeros of `size` in this tensor's dtype and device unless told."""
-    return zeros(sizes_of(_named(size)), dtype=dtype or self.dtype, device=self.device if device is None else device,
-                 requires_grad=requires_grad)
+    return zeros(
+        sizes_of(_named(size)),
+        dtype=dtype or self.dtype,
+        device=self.device if device is None else device,
+        requires_grad=requires_grad,
+    )
 
 
-def new_ones(self: Tensor, *size: Any, dtype: dtype | None = None, device: Any = None, requires_grad: bool = False, layout: Any = None,
-             pin_memory: bool = False) -> Tensor:
+def new_ones(
+    self: Tensor,
+    *size: Any,
+    dtype: dtype | None = None,
+    device: Any = None,
+    requires_grad: bool = False,
+    layout: Any = None,
+    pin_memory: bool = False,
+) -> Tensor:
     """Ones of `size` in this tensor's dtype and device unless told."""
-    return ones(sizes_of(_named(size)), dtype=dtype or self.dtype, device=self.device if device is None else device,
-                requires_grad=requires_grad)
+    return ones(
+        sizes_of(_named(size)),
+        dtype=dtype or self.dtype,
+        device=self.device if device is None else device,
+        requires_grad=requires_grad,
+    )
 
 
-def new_full(self: Tensor, size: Any, fill_value: Any, *, dtype: dtype | None = None, device: Any = None, requires_grad: bool = False,
-             layout: Any = None, pin_memory: bool = False) -> Tensor:
+def new_full(
+    self: Tensor,
+    size: Any,
+    fill_value: Any,
+    *,
+    dtype: dtype | None = None,
+    device: Any = None,
+    requires_grad: bool = False,
+    layout: Any = None,
+    pin_memory: bool = False,
+) -> Tensor:
     """One value of `size` in this tensor's dtype and device unless told."""
-    return full(size, fill_value, dtype=dtype or self.dtype, device=self.device if device is None else device, requires_grad=requires_grad)
+    return full(
+        size,
+        fill_value,
+        dtype=dtype or self.dtype,
+        device=self.device if device is None else device,
+        requires_grad=requires_grad,
+    )
 
 
 def _named(size: tuple) -> tuple:

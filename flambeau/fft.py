@@ -17,7 +17,11 @@ def fftfreq(n: int, d: float = 1.0, *, dtype: Any = None, device: Any = None, re
 
 def rfftfreq(n: int, d: float = 1.0, *, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
     """Frequencies of the n // 2 + 1 bins of `rfft`."""
-    bins = arange(n // 2 + 1, dtype=dtype, device=device) if dtype is not None else arange(float(n // 2 + 1), device=device)
+    bins = (
+        arange(n // 2 + 1, dtype=dtype, device=device)
+        if dtype is not None
+        else arange(float(n // 2 + 1), device=device)
+    )
     return bins.mul(1.0 / (n * d)).requires_grad_(requires_grad)
 
 

@@ -44,7 +44,9 @@ def getitem(self: Tensor, key: Any) -> Tensor:
     if flipped:
         view = REGISTRY["flip"](view, flipped)
     if not tensors:
-        return view if view is not self else REGISTRY["slice"](self, 0) if self.spec.ndim else REGISTRY["view"](self, ())
+        return (
+            view if view is not self else REGISTRY["slice"](self, 0) if self.spec.ndim else REGISTRY["view"](self, ())
+        )
     return _read(view, tensors)
 
 
@@ -97,11 +99,15 @@ def _row(x: Tensor, i: int) -> Tensor:
             raise IndexError("index: invalid index of a 0-dim tensor. Use `tensor.item()` for its value.")
         if len(_row_specs) > _MOST:
             _row_specs.clear()
-        found = _row_specs[spec] = Spec.get(spec.shape[1:], spec.strides[1:], spec.dtype,
-                                            spec.device), spec.strides[0] * spec.dtype.itemsize
+        found = _row_specs[spec] = (
+            Spec.get(spec.shape[1:], spec.strides[1:], spec.dtype, spec.device),
+            spec.strides[0] * spec.dtype.itemsize,
+        )
     n = spec.shape[0]
     if not -n <= i < n:
-        raise IndexError(f"index: index must be in [{-n}, {n - 1}], got {i} (index {i} is out of bounds for dimension 0 with size {n}).")
+        raise IndexError(
+            f"index: index must be in [{-n}, {n - 1}], got {i} (index {i} is out of bounds for dimension 0 with size {n})."
+        )
     return wrap_view(x, found[0], (i + n if i < 0 else i) * found[1], REGISTRY["select"], (x, 0, i))
 
 
@@ -126,7 +132,7 @@ def parse(x: Tensor, key: Any) -> tuple[tuple, list, tuple[int, ...]]:
         raise IndexError(f"index: an index may hold one ellipsis ('...'), got {len(ellipses)}.")
     fill = [slice(None)] * (x.spec.ndim - consumed)
     at = ellipses[0] if ellipses else len(parts)
-    parts[at:at + 1] = fill
+    parts[at : at + 1] = fill
     items: list[Any] = []
     tensors: list[Any] = []
     flipped: list[int] = []
@@ -167,7 +173,9 @@ def _stands_for_tuple(key: Any) -> bool:
     """Whether a list is read as a tuple of indices, as PyTorch reads one that holds sequences, slices or tensors."""
     if type(key) is not list or len(key) >= 32:
         return False
-    return any(p is None or p is Ellipsis or isinstance(p, (list, tuple, slice, Tensor)) or getattr(p, "ndim", 0) for p in key)
+    return any(
+        p is None or p is Ellipsis or isinstance(p, (list, tuple, slice, Tensor)) or getattr(p, "ndim", 0) for p in key
+    )
 
 
 def _as_index(p: Any) -> Any:
@@ -179,7 +187,9 @@ def _as_index(p: Any) -> Any:
         if d.name == "uint8":
             return REGISTRY["ne"](p, 0)
         if d.kind not in "biu":
-            raise IndexError(f"index: tensors used as indices must be long, int, byte or bool tensors, got {d.name}. Convert with .long().")
+            raise IndexError(
+                f"index: tensors used as indices must be long, int, byte or bool tensors, got {d.name}. Convert with .long()."
+            )
         if not p.spec.ndim and d is not bool_ and p.ptr is not None and not p.spec.is_slow:
             return int(p.item())
         return p
@@ -195,8 +205,10 @@ def _as_index(p: Any) -> Any:
         return p.__index__()
     if isinstance(p, str):
         raise TypeError(f"index: indices must be ints, slices or tensors, got the string {p!r}.")
-    raise IndexError(f"index: indices must be ints, slices, None, Ellipsis, bools, tensors, arrays or lists, got {type(p).__name__} (only "
-                     "integers, slices (`:`), ellipsis (`...`), None and long or byte Variables are valid indices).")
+    raise IndexError(
+        f"index: indices must be ints, slices, None, Ellipsis, bools, tensors, arrays or lists, got {type(p).__name__} (only "
+        "integers, slices (`:`), ellipsis (`...`), None and long or byte Variables are valid indices)."
+    )
 
 
 def _consumes(p: Any) -> int:
@@ -221,8 +233,10 @@ def _slice_item(s: slice, n: int) -> tuple[tuple, bool]:
 def _check_mask(mask: Tensor, x: Tensor, d: int) -> None:
     for i, n in enumerate(mask.spec.shape):
         if n != x.spec.shape[d + i]:
-            raise IndexError(f"index: a mask must have the sizes of the dims it indexes: the shape of the mask {list(mask.spec.shape)} at "
-                             f"index {i} does not match the shape of the indexed tensor {list(x.spec.shape)} at index {d + i}.")
+            raise IndexError(
+                f"index: a mask must have the sizes of the dims it indexes: the shape of the mask {list(mask.spec.shape)} at "
+                f"index {i} does not match the shape of the indexed tensor {list(x.spec.shape)} at index {d + i}."
+            )
 
 
 def coordinates(tensors: list) -> list:
@@ -243,7 +257,12 @@ def coordinates(tensors: list) -> list:
 
 def _read(view: Tensor, tensors: list) -> Tensor:
     given = [t for t in tensors if isinstance(t, Tensor)]
-    if len(given) == 1 and given[0].spec.dtype is bool_ and given[0].spec.ndim > 1 and given[0].spec.ndim == view.spec.ndim:
+    if (
+        len(given) == 1
+        and given[0].spec.dtype is bool_
+        and given[0].spec.ndim > 1
+        and given[0].spec.ndim == view.spec.ndim
+    ):
         return masked_select(view, given[0])
     return REGISTRY["index"](view, trimmed(coordinates(tensors)))
 
@@ -265,10 +284,16 @@ def setitem(self: Tensor, key: Any, value: Any) -> None:
         items, tensors, flipped = parse(self, key)
         view = self if all(i == _WHOLE for i in items) else _subview(self, items)
     if not isinstance(value, (bool, int, float, complex, Tensor)):
-        value = value.item() if hasattr(value, "item") and not getattr(value, "ndim", 0) else as_tensor(value, device=self.device)
+        value = (
+            value.item()
+            if hasattr(value, "item") and not getattr(value, "ndim", 0)
+            else as_tensor(value, device=self.device)
+        )
     if tensors and flipped:
-        raise IndexError("setitem: a negative step beside index tensors cannot be assigned to. Assign to x.flip(...) of a copy, or index "
-                         "with tensors only.")
+        raise IndexError(
+            "setitem: a negative step beside index tensors cannot be assigned to. Assign to x.flip(...) of a copy, or index "
+            "with tensors only."
+        )
     if not tensors:
         if isinstance(value, Tensor):
             value = _without_leading_ones(value, view.spec.ndim)
@@ -291,7 +316,9 @@ def setitem(self: Tensor, key: Any, value: Any) -> None:
     indices = trimmed(coordinates(tensors))
     if value.spec.dtype is not view.spec.dtype:
         value = REGISTRY["to_dtype"](value, view.spec.dtype)
-    result = REGISTRY["index"].rules.meta(REGISTRY["index"], view.spec.plain(), tuple(t if t is None else t.spec.plain() for t in indices))
+    result = REGISTRY["index"].rules.meta(
+        REGISTRY["index"], view.spec.plain(), tuple(t if t is None else t.spec.plain() for t in indices)
+    )
     REGISTRY["index_put"].in_place(view, indices, _without_leading_ones(value, result.ndim))
 
 
@@ -329,7 +356,9 @@ def nonzero(input: Tensor, *, as_tuple: bool = False, out: Tensor | None = None)
     if not input.spec.ndim:
         found = REGISTRY["full"]((places.spec.numel, 0), 0, dtype=int64)
     else:
-        found = REGISTRY["stack"](tuple(REGISTRY["coordinate"](places, step, max(1, n)) for step, n in zip(steps, input.spec.shape)), 1)
+        found = REGISTRY["stack"](
+            tuple(REGISTRY["coordinate"](places, step, max(1, n)) for step, n in zip(steps, input.spec.shape)), 1
+        )
     return finished(found, False, out)
 
 
@@ -341,8 +370,10 @@ def argwhere(input: Tensor) -> Tensor:
 def masked_select(input: Tensor, mask: Tensor, *, out: Tensor | None = None) -> Tensor:
     """The elements where a bool mask (broadcast with the input) is true, as a vector."""
     if mask.spec.dtype is not bool_:
-        raise RuntimeError(f"masked_select: mask must be bool, got {mask.spec.dtype.name} (masked_select: expected BoolTensor for mask). "
-                           "Use mask != 0.")
+        raise RuntimeError(
+            f"masked_select: mask must be bool, got {mask.spec.dtype.name} (masked_select: expected BoolTensor for mask). "
+            "Use mask != 0."
+        )
     if input.spec.shape != mask.spec.shape:
         shape = broadcast_shapes("masked_select", input.spec.shape, mask.spec.shape)
         input, mask = REGISTRY["expand"](input, shape), REGISTRY["expand"](mask, shape)

@@ -1,6 +1,6 @@
 """Public functions by name: a module whose `__getattr__` asks the op registry.
 
-    __getattr__, __dir__ = names_of("nn.functional.", globals())
+__getattr__, __dir__ = names_of("nn.functional.", globals())
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def names_of(prefix: str, scope: dict[str, Any]) -> tuple[Callable, Callable]:
     """
 
     def declared() -> list[str]:
-        return [n[len(prefix):] for n in FUNCTIONS if n.startswith(prefix) and "." not in n[len(prefix):]]
+        return [n[len(prefix) :] for n in FUNCTIONS if n.startswith(prefix) and "." not in n[len(prefix) :]]
 
     def get(name: str) -> Any:
         op = FUNCTIONS.get(prefix + name)
@@ -28,7 +28,9 @@ def names_of(prefix: str, scope: dict[str, Any]) -> tuple[Callable, Callable]:
             return function
         if op is None:
             where = scope["__name__"]
-            raise AttributeError(f"module '{where}' has no attribute '{name}'. {did_you_mean(name, [*declared(), *scope])}".strip())
+            raise AttributeError(
+                f"module '{where}' has no attribute '{name}'. {did_you_mean(name, [*declared(), *scope])}".strip()
+            )
         function = scope[name] = op.function
         return function
 

@@ -96,7 +96,11 @@ class Generator:
         """Raises: TypeError, RuntimeError for anything but a state of `get_state`."""
         if not isinstance(state, Tensor) or state.dtype is not uint8:
             raise TypeError(
-                message("set_state", "expected a uint8 tensor from get_state()", getattr(state, "dtype", type(state).__name__).__str__())
+                message(
+                    "set_state",
+                    "expected a uint8 tensor from get_state()",
+                    getattr(state, "dtype", type(state).__name__).__str__(),
+                )
             )
         if state.numel() != 16:
             raise RuntimeError(message("set_state", "a state has 16 bytes", f"{state.numel()}"))
@@ -201,7 +205,9 @@ def _finish(made: Tensor, out: Tensor | None, requires_grad: bool) -> Tensor:
 def _float_type(name: str, wanted: DType | None) -> DType:
     d = wanted or get_default_dtype()
     if not d.is_inexact:
-        raise RuntimeError(message(name, "the dtype must be floating point or complex (not implemented for integers)", d.name))
+        raise RuntimeError(
+            message(name, "the dtype must be floating point or complex (not implemented for integers)", d.name)
+        )
     return d
 
 
@@ -218,7 +224,9 @@ def rand(
     names: Any = None,
 ) -> Tensor:
     """Uniform numbers in [0, 1)."""
-    made = REGISTRY["random_uniform"](None, _sizes(sizes, size), 0.0, 1.0, *draw(generator), _float_type("rand", dtype), device)
+    made = REGISTRY["random_uniform"](
+        None, _sizes(sizes, size), 0.0, 1.0, *draw(generator), _float_type("rand", dtype), device
+    )
     return _finish(made, out, requires_grad)
 
 
@@ -235,7 +243,9 @@ def randn(
     names: Any = None,
 ) -> Tensor:
     """Normal numbers of mean 0 and variance 1."""
-    made = REGISTRY["random_normal"](None, _sizes(sizes, size), 0.0, 1.0, *draw(generator), _float_type("randn", dtype), device)
+    made = REGISTRY["random_normal"](
+        None, _sizes(sizes, size), 0.0, 1.0, *draw(generator), _float_type("randn", dtype), device
+    )
     return _finish(made, out, requires_grad)
 
 
@@ -259,16 +269,29 @@ def randint(
         low, high = 0, low
     if size is None:
         raise TypeError("randint: argument 'size' is missing. Write randint(low, high, (n, m)).")
-    made = _integers("randint", None, tuple(int(n) for n in size), int(low), int(high), generator, dtype or int64, device)
+    made = _integers(
+        "randint", None, tuple(int(n) for n in size), int(low), int(high), generator, dtype or int64, device
+    )
     return _finish(made, out, requires_grad)
 
 
 def _integers(
-    name: str, target: Tensor | None, size: tuple, low: int, high: int, generator: Generator | None, d: DType, device: Any
+    name: str,
+    target: Tensor | None,
+    size: tuple,
+    low: int,
+    high: int,
+    generator: Generator | None,
+    d: DType,
+    device: Any,
 ) -> Tensor:
     if low >= high:
         raise RuntimeError(
-            message(name, "low must be smaller than high (random_ expects 'from' to be less than 'to')", {"low": low, "high": high})
+            message(
+                name,
+                "low must be smaller than high (random_ expects 'from' to be less than 'to')",
+                {"low": low, "high": high},
+            )
         )
     span = high - low
     kind = "narrow" if span < 1 << 32 else "wide" if span < 1 << 64 else "all"
@@ -288,7 +311,11 @@ def rand_like(
 ) -> Tensor:
     """Uniform numbers in [0, 1) in the shape of `input`."""
     return rand(
-        tuple(input.shape), generator=generator, dtype=dtype or input.dtype, device=device or input.device, requires_grad=requires_grad
+        tuple(input.shape),
+        generator=generator,
+        dtype=dtype or input.dtype,
+        device=device or input.device,
+        requires_grad=requires_grad,
     )
 
 
@@ -304,7 +331,11 @@ def randn_like(
 ) -> Tensor:
     """Standard normal numbers in the shape of `input`."""
     return randn(
-        tuple(input.shape), generator=generator, dtype=dtype or input.dtype, device=device or input.device, requires_grad=requires_grad
+        tuple(input.shape),
+        generator=generator,
+        dtype=dtype or input.dtype,
+        device=device or input.device,
+        requires_grad=requires_grad,
     )
 
 
@@ -371,7 +402,9 @@ def normal(
         raise RuntimeError(message("normal", "expects std >= 0.0", {"std": std}))
     if size is not None:
         return _finish(
-            REGISTRY["random_normal"](None, tuple(size), float(mean), float(std), *draw(generator), _float_type("normal", dtype), device),
+            REGISTRY["random_normal"](
+                None, tuple(size), float(mean), float(std), *draw(generator), _float_type("normal", dtype), device
+            ),
             out,
             requires_grad,
         )
@@ -380,14 +413,20 @@ def normal(
         raise TypeError("normal: argument 'size' is missing. Give it, or a tensor for mean or std.")
     shape = (mean + std).shape if len(tensors) == 2 and mean.shape != std.shape else tensors[0].shape
     mean, std = (x.detach() if isinstance(x, Tensor) else float(x) for x in (mean, std))
-    made = REGISTRY["random_normal"](None, tuple(shape), mean, std, *draw(generator), tensors[0].dtype, tensors[0].device)
+    made = REGISTRY["random_normal"](
+        None, tuple(shape), mean, std, *draw(generator), tensors[0].dtype, tensors[0].device
+    )
     return _finish(made, out, requires_grad)
 
 
-def bernoulli(input: Tensor, p: float | None = None, *, generator: Generator | None = None, out: Tensor | None = None) -> Tensor:
+def bernoulli(
+    input: Tensor, p: float | None = None, *, generator: Generator | None = None, out: Tensor | None = None
+) -> Tensor:
     """1 with the probability that `input` (or `p`) gives, else 0. Raises: RuntimeError for integers."""
     if not input.dtype.is_floating_point:
-        raise RuntimeError(message("bernoulli", "the input must be floating point (not implemented for integers)", input.dtype.name))
+        raise RuntimeError(
+            message("bernoulli", "the input must be floating point (not implemented for integers)", input.dtype.name)
+        )
     chance = input.detach() if p is None else _probability("bernoulli", p)
     made = REGISTRY["random_bernoulli"](None, tuple(input.shape), chance, *draw(generator), input.dtype, input.device)
     return _finish(made, out, False)
@@ -404,7 +443,12 @@ def binomial(count: Tensor, prob: Tensor, generator: Generator | None = None) ->
 
 
 def multinomial(
-    input: Tensor, num_samples: int, replacement: bool = False, *, generator: Generator | None = None, out: Tensor | None = None
+    input: Tensor,
+    num_samples: int,
+    replacement: bool = False,
+    *,
+    generator: Generator | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Indices drawn with the weights in the last dim of `input`.
 
@@ -426,18 +470,25 @@ def multinomial(
         )
     weights = input.detach()
     if not bool(((weights >= 0) & (weights < float("inf"))).all()):
-        raise RuntimeError("multinomial: probability tensor contains either `inf`, `nan` or element < 0. Clamp it, or check what made it.")
+        raise RuntimeError(
+            "multinomial: probability tensor contains either `inf`, `nan` or element < 0. Clamp it, or check what made it."
+        )
     total = weights.sum(-1, True)
     if bool((total <= 0).any()):
         raise RuntimeError(
             "multinomial: invalid multinomial distribution (sum of probabilities <= 0). Give some category a positive weight."
         )
     if not replacement:
-        times = REGISTRY["random_exponential"](None, tuple(input.shape), 1.0, *draw(generator), input.dtype, input.device)
+        times = REGISTRY["random_exponential"](
+            None, tuple(input.shape), 1.0, *draw(generator), input.dtype, input.device
+        )
         order = (weights / times).topk(num_samples, -1)[1]
         return _finish(order, out, False)
     ends = weights.double().cumsum(-1)
-    aims = rand((*input.shape[:-1], num_samples), generator=generator, dtype=ends.dtype, device=input.device) * ends[..., -1:]
+    aims = (
+        rand((*input.shape[:-1], num_samples), generator=generator, dtype=ends.dtype, device=input.device)
+        * ends[..., -1:]
+    )
     found = REGISTRY["searchsorted"](ends, aims, right=True).clamp(max=n - 1)
     return _finish(found, out, False)
 
@@ -453,12 +504,16 @@ def _fill(name: str, target: Tensor, *args: Any) -> Tensor:
     return in_place.run(REGISTRY[name], (target, None, *args, target.dtype, None))
 
 
-def uniform_(self: Tensor, a: float = 0, b: float = 1, *, generator: Generator | None = None, **bounds: float) -> Tensor:
+def uniform_(
+    self: Tensor, a: float = 0, b: float = 1, *, generator: Generator | None = None, **bounds: float
+) -> Tensor:
     """Fill with uniform numbers in [a, b) (also `from=`, `to=`). Raises: RuntimeError if a > b, for integers."""
     a, b = float(bounds.get("from", a)), float(bounds.get("to", b))
     _float_type("uniform_", self.dtype)
     if not a <= b:
-        raise RuntimeError(message("uniform_", "expects to return a [from, to) range with from <= to", {"from": a, "to": b}))
+        raise RuntimeError(
+            message("uniform_", "expects to return a [from, to) range with from <= to", {"from": a, "to": b})
+        )
     return _fill("random_uniform", self, a, b, *draw(generator))
 
 
@@ -515,7 +570,9 @@ LARGEST = {
 }
 
 
-def random_(self: Tensor, a: int | None = None, b: int | None = None, *, generator: Generator | None = None, **bounds: int) -> Tensor:
+def random_(
+    self: Tensor, a: int | None = None, b: int | None = None, *, generator: Generator | None = None, **bounds: int
+) -> Tensor:
     """Fill with integers: `random_()` over the whole non-negative range of the dtype, `random_(to)`, `random_(from, to)`."""
     a, b = bounds.get("from", a), bounds.get("to", b)
     if a is not None and b is None and "from" not in bounds:
@@ -533,5 +590,16 @@ def bernoulli_(self: Tensor, p: Any = 0.5, *, generator: Generator | None = None
 
 def install() -> None:
     """Hang the methods on Tensor."""
-    for f in (uniform_, normal_, exponential_, geometric_, cauchy_, log_normal_, random_, bernoulli_, bernoulli, multinomial):
+    for f in (
+        uniform_,
+        normal_,
+        exponential_,
+        geometric_,
+        cauchy_,
+        log_normal_,
+        random_,
+        bernoulli_,
+        bernoulli,
+        multinomial,
+    ):
         setattr(Tensor, f.__name__, f)

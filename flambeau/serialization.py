@@ -50,7 +50,12 @@ MapLocation = str | device | Mapping[str, str | device] | Callable[[Any, str], A
 
 # ---------------------------------------------------------------------- the two functions
 def load(
-    f: File, map_location: MapLocation = None, pickle_module: None = None, *, weights_only: bool = True, mmap: bool | None = None
+    f: File,
+    map_location: MapLocation = None,
+    pickle_module: None = None,
+    *,
+    weights_only: bool = True,
+    mmap: bool | None = None,
 ) -> Any:
     """Read a file that `save` or `torch.save` wrote (zip format, or the stream from before PyTorch 1.6).
 
@@ -85,7 +90,9 @@ def load(
 def _load_stream(f: BinaryIO, builder: TensorBuilder) -> Any:
     data = f.read()
     if not isinstance(data, bytes | bytearray | memoryview):
-        raise TypeError(f"load: f must be a binary file, got one that gives {type(data).__name__}. Open it with mode 'rb'.")
+        raise TypeError(
+            f"load: f must be a binary file, got one that gives {type(data).__name__}. Open it with mode 'rb'."
+        )
     value, used = torch_format.read(data, builder)
     if used < len(data) and f.seekable():
         f.seek(used - len(data), io.SEEK_CUR)
@@ -179,7 +186,9 @@ class TensorBuilder(Builder):
     def tensor(self, record: TensorRecord) -> Tensor:
         type_ = _dtype_of(record.dtype)
         storage, where = self._storage(record.storage, type_)
-        t = new_tensor(Spec.get(record.shape, record.strides, type_, where), storage.ptr + record.offset * type_.itemsize, storage)
+        t = new_tensor(
+            Spec.get(record.shape, record.strides, type_, where), storage.ptr + record.offset * type_.itemsize, storage
+        )
         if record.conj:
             t = REGISTRY["conj"](t)
         if record.neg:
@@ -222,12 +231,18 @@ class TensorBuilder(Builder):
     def attributes(self, tensor: object, state: Mapping[str, object]) -> object:
         for name, value in state.items():
             if not name.isidentifier() or name.startswith("_") or hasattr(type(tensor), name):
-                raise CheckpointError(f"load: {name[:60]!r} cannot be an attribute of a tensor. Delete it before saving.")
+                raise CheckpointError(
+                    f"load: {name[:60]!r} cannot be an attribute of a tensor. Delete it before saving."
+                )
             vars(tensor)[name] = value
         return tensor
 
     def array(self, record: ArrayRecord) -> Any:
-        return np.frombuffer(record.data, record.dtype).reshape(record.shape, order="F" if record.fortran else "C").copy(order="K")
+        return (
+            np.frombuffer(record.data, record.dtype)
+            .reshape(record.shape, order="F" if record.fortran else "C")
+            .copy(order="K")
+        )
 
     def dtype(self, name: str) -> dtype:
         return _dtype_of(name)
@@ -243,7 +258,9 @@ class TensorBuilder(Builder):
 def _dtype_of(name: str) -> dtype:
     found = BY_NAME.get(name)
     if found is None:
-        raise CheckpointError(f"load: the file holds dtype {name}, which Flambeau does not have. Save it as one of {', '.join(BY_NAME)}.")
+        raise CheckpointError(
+            f"load: the file holds dtype {name}, which Flambeau does not have. Save it as one of {', '.join(BY_NAME)}."
+        )
     return found
 
 
@@ -297,12 +314,16 @@ class TensorDescriber:
             advice = "Run the module once first." if is_lazy(value) else "Save tensor.as_subclass(Tensor)."
             raise TypeError(f"must be a plain tensor, parameter or buffer, got {type(value).__name__}. {advice}")
         if value.ptr is None:
-            raise TypeError("must hold values, got a tensor of a trace or of the meta device. Save outside of the traced function.")
+            raise TypeError(
+                "must hold values, got a tensor of a trace or of the meta device. Save outside of the traced function."
+            )
         spec, owner = value.spec, value.storage
         storage = self.storages.get(id(owner))
         if storage is None:
             storage = self.storages[id(owner)] = TensorStorage(owner, spec.device)
-        record = TensorRecord(spec.dtype.name, spec.shape, spec.strides, value.storage_offset(), storage, value.requires_grad)
+        record = TensorRecord(
+            spec.dtype.name, spec.shape, spec.strides, value.storage_offset(), storage, value.requires_grad
+        )
         storage.nbytes = max(storage.nbytes, record.end * spec.dtype.itemsize if spec.numel else 0)
         attributes = {name: item for name, item in vars(value).items() if not name.startswith("_")}
         return TensorEntry(record, isinstance(value, Parameter), attributes)

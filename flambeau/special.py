@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flambeau.namespace import names_of
 from flambeau.forms.pointwise import polygamma  # noqa: F401
+from flambeau.namespace import names_of
 
 __getattr__, __dir__ = names_of("special.", globals())

@@ -49,6 +49,7 @@ def zero_(self: Tensor) -> Tensor:
 def _converter(d: dtype):
     def convert(self: Tensor, memory_format: Any = None) -> Tensor:
         return to(self, d) if memory_format is None else to(self, d).clone(memory_format=memory_format)
+
     convert.__doc__ = f"The tensor in {d.name}."
     return convert
 
@@ -58,5 +59,18 @@ def install() -> None:
     for f in (to, cpu, numpy, zero_):
         setattr(Tensor, f.__name__, f)
     for name, d in {**BY_NAME, **ALIASES, "byte": BY_NAME["uint8"], "char": BY_NAME["int8"]}.items():
-        if name in ("half", "float", "double", "short", "int", "long", "cfloat", "cdouble", "bool", "bfloat16", "byte", "char"):
+        if name in (
+            "half",
+            "float",
+            "double",
+            "short",
+            "int",
+            "long",
+            "cfloat",
+            "cdouble",
+            "bool",
+            "bfloat16",
+            "byte",
+            "char",
+        ):
             setattr(Tensor, name, _converter(d))

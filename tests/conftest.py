@@ -94,7 +94,11 @@ class Suite:
 
     @pytest.hookimpl
     def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
-        if collection_path.suffix == ".py" and PARITY_FOLDER in collection_path.parents and importlib.util.find_spec("torch") is None:
+        if (
+            collection_path.suffix == ".py"
+            and PARITY_FOLDER in collection_path.parents
+            and importlib.util.find_spec("torch") is None
+        ):
             self.parity_files += collection_path.name.startswith("test_")
             return True
         return None
@@ -139,7 +143,9 @@ class Suite:
         lines: list[str] = []
         if self.sample is not None:
             kept, everything, ops = self.sample
-            lines.append(f"derived tests: {kept} of {everything} for {ops} ops (fraction {self.fraction:g}, seed {self.seed})")
+            lines.append(
+                f"derived tests: {kept} of {everything} for {ops} ops (fraction {self.fraction:g}, seed {self.seed})"
+            )
         if self.without_isa:
             parts = ", ".join(f"{count} for want of {missing}" for missing, count in sorted(self.without_isa.items()))
             lines.append(f"instruction sets: {sum(self.without_isa.values())} tests skipped: {parts}")
@@ -147,10 +153,15 @@ class Suite:
             lines.append(f"parity: {self.parity_files} files left out, torch is not installed")
         counts = self.compiled_kernels()
         if counts is not None:
-            parts = (f"{name} {value:.2f}" if isinstance(value, float) else f"{name} {value}" for name, value in counts.items())
+            parts = (
+                f"{name} {value:.2f}" if isinstance(value, float) else f"{name} {value}"
+                for name, value in counts.items()
+            )
             lines.append("kernels: " + ", ".join(parts))
             if self.max_kernels is not None and counts.get("compiled", 0) > self.max_kernels:
-                lines.append(f"FAILED: {counts['compiled']} kernels compiled, FLAMBEAU_TEST_MAX_KERNELS is {self.max_kernels}")
+                lines.append(
+                    f"FAILED: {counts['compiled']} kernels compiled, FLAMBEAU_TEST_MAX_KERNELS is {self.max_kernels}"
+                )
         return lines
 
 

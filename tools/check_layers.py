@@ -173,7 +173,9 @@ def check_import(importer: str, found: Import) -> str | None:
         return f"{importer} (layer {own:g}) must not import {found.module} (layer {other:g})"
     if found.for_types or (importer, target) in SAME_LAYER:
         return None
-    return f"{importer} and {target} are both in layer {own:g}: neither imports the other (or add a reason to SAME_LAYER)"
+    return (
+        f"{importer} and {target} are both in layer {own:g}: neither imports the other (or add a reason to SAME_LAYER)"
+    )
 
 
 def circles(edges: dict[str, set[str]]) -> list[list[str]]:
@@ -223,7 +225,12 @@ def check_tree(root: Path) -> list[str]:
             if problem:
                 problems.append(f"{path.relative_to(root)}:{found.line}: {problem}")
             # Importing a sub-module runs its package first, so only imports of siblings can close a circle here.
-            if not found.in_function and not found.for_types and found.module != name and not name.startswith(found.module + "."):
+            if (
+                not found.in_function
+                and not found.for_types
+                and found.module != name
+                and not name.startswith(found.module + ".")
+            ):
                 at_import.add(found.module)
         modules[name] = at_import
     known = {name: {other for other in others if other in modules} for name, others in modules.items()}

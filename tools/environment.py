@@ -40,7 +40,9 @@ def require_new_python() -> None:
         if path and subprocess.call([path, "-c", "pass"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) == 0:
             print(f"environment: {sys.executable} is Python {have}, Flambeau needs {wanted}; using {path}.", flush=True)
             os.execv(path, [path, *sys.argv])
-    sys.exit(f"environment: Python must be {wanted} or newer, got {have} ({sys.executable}). Choose one with make PYTHON=/path/to/python3.")
+    sys.exit(
+        f"environment: Python must be {wanted} or newer, got {have} ({sys.executable}). Choose one with make PYTHON=/path/to/python3."
+    )
 
 
 def project_file() -> dict[str, Any]:
@@ -64,7 +66,9 @@ def requirements(name: str) -> list[str]:
         return document["project"]["dependencies"]
     known = {**document["project"]["optional-dependencies"], **document["dependency-groups"]}
     if name not in known:
-        sys.exit(f"environment: names must be extras or groups of pyproject.toml ({', '.join(sorted(known))}), got {name}.")
+        sys.exit(
+            f"environment: names must be extras or groups of pyproject.toml ({', '.join(sorted(known))}), got {name}."
+        )
     return known[name]
 
 
@@ -78,10 +82,15 @@ class Environment:
 
     def create(self) -> None:
         """Create the environment where it is missing, or where its interpreter has gone."""
-        if self.python.exists() and subprocess.call([str(self.python), "-m", "pip", "--version"], stdout=subprocess.DEVNULL) == 0:
+        if (
+            self.python.exists()
+            and subprocess.call([str(self.python), "-m", "pip", "--version"], stdout=subprocess.DEVNULL) == 0
+        ):
             return
         print(f"environment: creating {self.folder} with {sys.executable}", flush=True)
-        done = subprocess.run([sys.executable, "-m", "venv", "--clear", str(self.folder)], capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "-m", "venv", "--clear", str(self.folder)], capture_output=True, text=True
+        )
         if done.returncode:
             print(done.stdout + done.stderr, file=sys.stderr)
             sys.exit("environment: venv must work. On Debian it is the package python3-venv; or choose another PYTHON.")
@@ -102,10 +111,14 @@ class Environment:
         self.create()
         print(f"environment: installing {' '.join(requested)}", flush=True)
         command = [str(self.python), "-m", "pip", "install", "--disable-pip-version-check", "--no-input", *options]
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT, env=pip_environment())
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT, env=pip_environment()
+        )
         if done.returncode:
             print("\n".join(done.stdout.splitlines()[-LOG_LINES:]), file=sys.stderr)
-            sys.exit(f"environment: pip must install {' '.join(requested)}, it ended with status {done.returncode}. Is the network there?")
+            sys.exit(
+                f"environment: pip must install {' '.join(requested)}, it ended with status {done.returncode}. Is the network there?"
+            )
         self.stamps.mkdir(exist_ok=True)
         (self.stamps / stamp).write_text(self.digest(requested))
 

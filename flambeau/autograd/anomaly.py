@@ -19,7 +19,9 @@ __all__ = ["detect_anomaly", "is_anomaly_check_nan_enabled", "is_anomaly_enabled
 def _where() -> str:
     """The calling lines, without those of the framework."""
     frames = [
-        f for f in traceback.extract_stack() if "/flambeau/" not in f.filename.replace("\\", "/") and not f.filename.startswith("<flambeau")
+        f
+        for f in traceback.extract_stack()
+        if "/flambeau/" not in f.filename.replace("\\", "/") and not f.filename.startswith("<flambeau")
     ]
     return "".join(traceback.format_list(frames))
 

@@ -15,7 +15,11 @@ def _tuple(x: Any) -> tuple:
 
 
 def backward(
-    tensors: Any, grad_tensors: Any = None, retain_graph: bool | None = None, create_graph: bool = False, inputs: Any = None
+    tensors: Any,
+    grad_tensors: Any = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    inputs: Any = None,
 ) -> None:
     """Add the gradients of `tensors` to `.grad` of the leaves (or of `inputs` only)."""
     tensors = _tuple(tensors)
@@ -58,13 +62,26 @@ def grad(
     return tuple(found)
 
 
-def _batched(outputs: tuple, inputs: tuple, grads: Sequence, create_graph: bool, allow_unused: bool | None, materialize: bool) -> tuple:
+def _batched(
+    outputs: tuple, inputs: tuple, grads: Sequence, create_graph: bool, allow_unused: bool | None, materialize: bool
+) -> tuple:
     """Gradients for every element of the leading dim that `grads` have, stacked; one backward each."""
     sizes = {g.shape[0] for g in grads if g is not None}
     if len(sizes) != 1:
-        raise RuntimeError(f"grad: with is_grads_batched=True the grad_outputs must have one leading size, got {sorted(sizes)}.")
+        raise RuntimeError(
+            f"grad: with is_grads_batched=True the grad_outputs must have one leading size, got {sorted(sizes)}."
+        )
     rows = [
-        grad(outputs, inputs, [None if g is None else g[i] for g in grads], True, create_graph, allow_unused, False, materialize)
+        grad(
+            outputs,
+            inputs,
+            [None if g is None else g[i] for g in grads],
+            True,
+            create_graph,
+            allow_unused,
+            False,
+            materialize,
+        )
         for i in range(sizes.pop())
     ]
     return tuple(None if column[0] is None else REGISTRY["stack"](column, 0) for column in zip(*rows))

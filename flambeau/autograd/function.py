@@ -106,7 +106,9 @@ class Function(metaclass=_Meta):
     generate_vmap_rule = False
 
     def __init__(self, *args: Any, **kwargs: Any):
-        raise TypeError(f"{type(self).__name__}: Functions are not made, their apply() is called: {type(self).__name__}.apply(...).")
+        raise TypeError(
+            f"{type(self).__name__}: Functions are not made, their apply() is called: {type(self).__name__}.apply(...)."
+        )
 
     @staticmethod
     def forward(*args: Any, **kwargs: Any) -> Any:
@@ -128,7 +130,9 @@ class Function(metaclass=_Meta):
     @staticmethod
     def jvp(ctx: Any, *grad_inputs: Any) -> Any:
         """Tangents of the outputs from tangents of the inputs."""
-        raise NotImplementedError("You must implement the jvp function for custom autograd.Function to use it with forward mode AD.")
+        raise NotImplementedError(
+            "You must implement the jvp function for custom autograd.Function to use it with forward mode AD."
+        )
 
     @classmethod
     def apply(cls, *args: Any, **kwargs: Any) -> Any:
@@ -214,7 +218,9 @@ def _run_backward(cls: type, ctx: Any, grads: list, specs: list, out_specs: list
         )
     for i, (g, spec) in enumerate(zip(found, specs)):
         if g is not None and not isinstance(g, Tensor):
-            raise TypeError(f"{cls.__name__}.backward: expected a Tensor or None as gradient {i}, got {type(g).__name__}.")
+            raise TypeError(
+                f"{cls.__name__}.backward: expected a Tensor or None as gradient {i}, got {type(g).__name__}."
+            )
         if g is not None and spec is None:
             raise RuntimeError(
                 f"function {cls.__name__}Backward returned a gradient different from None at position {i + 1}, but the corresponding "

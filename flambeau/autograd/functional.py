@@ -63,7 +63,14 @@ def _grad(outputs: tuple, inputs: tuple, vs: tuple, create_graph: bool, strict: 
             f"{name}: The output of the user-provided function is independent of the input. This is not allowed in strict mode."
         )
     if pairs:
-        found = grad([o for o, _ in pairs], inputs, [v for _, v in pairs], allow_unused=True, create_graph=create_graph, retain_graph=True)
+        found = grad(
+            [o for o, _ in pairs],
+            inputs,
+            [v for _, v in pairs],
+            allow_unused=True,
+            create_graph=create_graph,
+            retain_graph=True,
+        )
     else:
         found = (None,) * len(inputs)
     for i, g in enumerate(found):
@@ -79,7 +86,9 @@ def _result(values: tuple, is_tuple: bool, create_graph: bool) -> Any:
     return values if is_tuple else values[0]
 
 
-def vjp(func: Callable, inputs: Any, v: Any = None, create_graph: bool = False, strict: bool = False) -> tuple[Any, Any]:
+def vjp(
+    func: Callable, inputs: Any, v: Any = None, create_graph: bool = False, strict: bool = False
+) -> tuple[Any, Any]:
     """(func(inputs), the vector v times the Jacobian)."""
     with enable_grad():
         inputs_tuple, xs = _as_tuple("vjp", inputs, "inputs")
@@ -90,7 +99,9 @@ def vjp(func: Callable, inputs: Any, v: Any = None, create_graph: bool = False, 
     return _result(outs, outputs_tuple, create_graph), _result(found, inputs_tuple, create_graph)
 
 
-def jvp(func: Callable, inputs: Any, v: Any = None, create_graph: bool = False, strict: bool = False) -> tuple[Any, Any]:
+def jvp(
+    func: Callable, inputs: Any, v: Any = None, create_graph: bool = False, strict: bool = False
+) -> tuple[Any, Any]:
     """(func(inputs), the Jacobian times the vector v), by differentiating the vector-Jacobian product."""
     with enable_grad():
         inputs_tuple, xs = _as_tuple("jvp", inputs, "inputs")
@@ -104,7 +115,12 @@ def jvp(func: Callable, inputs: Any, v: Any = None, create_graph: bool = False, 
 
 
 def jacobian(
-    func: Callable, inputs: Any, create_graph: bool = False, strict: bool = False, vectorize: bool = False, strategy: str = "reverse-mode"
+    func: Callable,
+    inputs: Any,
+    create_graph: bool = False,
+    strict: bool = False,
+    vectorize: bool = False,
+    strategy: str = "reverse-mode",
 ) -> Any:
     """The Jacobian: for each output and input a tensor of shape output.shape + input.shape."""
     if strategy not in ("forward-mode", "reverse-mode"):
@@ -139,7 +155,9 @@ def _rows(out: Tensor, xs: tuple, create_graph: bool, strict: bool) -> tuple:
 
 def _single(name: str, out: Any) -> Tensor:
     if not isinstance(out, Tensor) or out.numel() != 1:
-        raise RuntimeError(f"{name}: The Tensor returned by the function given to {name} should contain a single element")
+        raise RuntimeError(
+            f"{name}: The Tensor returned by the function given to {name} should contain a single element"
+        )
     return out.reshape(())
 
 
@@ -162,7 +180,9 @@ def hessian(
     return found if inputs_tuple else found[0][0]
 
 
-def vhp(func: Callable, inputs: Any, v: Any = None, create_graph: bool = False, strict: bool = False) -> tuple[Any, Any]:
+def vhp(
+    func: Callable, inputs: Any, v: Any = None, create_graph: bool = False, strict: bool = False
+) -> tuple[Any, Any]:
     """(func(inputs), the vector v times the Hessian)."""
     with enable_grad():
         inputs_tuple, xs = _as_tuple("vhp", inputs, "inputs")
@@ -175,7 +195,9 @@ def vhp(func: Callable, inputs: Any, v: Any = None, create_graph: bool = False, 
     return _result((out,), False, create_graph), _result(found, inputs_tuple, create_graph)
 
 
-def hvp(func: Callable, inputs: Any, v: Any = None, create_graph: bool = False, strict: bool = False) -> tuple[Any, Any]:
+def hvp(
+    func: Callable, inputs: Any, v: Any = None, create_graph: bool = False, strict: bool = False
+) -> tuple[Any, Any]:
     """(func(inputs), the Hessian times the vector v). `vhp` gives the same for less where the Hessian is symmetric."""
     with enable_grad():
         inputs_tuple, xs = _as_tuple("hvp", inputs, "inputs")

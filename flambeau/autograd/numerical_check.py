@@ -21,7 +21,12 @@ from flambeau.tape.grad_mode import enable_grad, no_grad
 
 __all__ = ["GradcheckError", "gradcheck", "gradgradcheck"]
 
-_CELLS = {"float32": ctypes.c_float, "float64": ctypes.c_double, "complex64": ctypes.c_float, "complex128": ctypes.c_double}
+_CELLS = {
+    "float32": ctypes.c_float,
+    "float64": ctypes.c_double,
+    "complex64": ctypes.c_float,
+    "complex128": ctypes.c_double,
+}
 
 
 class GradcheckError(RuntimeError):
@@ -40,7 +45,9 @@ def _cells(x: Tensor) -> list[Any]:
     """The real numbers of a tensor, in row-major order, as memory cells (two for a complex element)."""
     kind = _CELLS.get(x.dtype.name)
     if kind is None:
-        raise ValueError(f"gradcheck: inputs must be float32, float64, complex64 or complex128, got {x.dtype}. Use float64.")
+        raise ValueError(
+            f"gradcheck: inputs must be float32, float64, complex64 or complex128, got {x.dtype}. Use float64."
+        )
     size = x.dtype.itemsize
     parts = 2 if x.dtype.is_complex else 1
     found = []
@@ -87,7 +94,11 @@ def _analytical(func: Callable, inputs: tuple, checked: list[Tensor]) -> list[li
         count = out.numel() * (2 if out.dtype.is_complex else 1)
         for j in range(count):
             seed = _from_reals([float(i == j) for i in range(count)], out)
-            grads = grad(out, checked, seed, retain_graph=True, allow_unused=True) if out.requires_grad else (None,) * len(checked)
+            grads = (
+                grad(out, checked, seed, retain_graph=True, allow_unused=True)
+                if out.requires_grad
+                else (None,) * len(checked)
+            )
             for column, g, x in zip(found, grads, checked):
                 if g is not None and (g.dtype is not x.dtype or g.shape != x.shape):
                     raise GradcheckError(
@@ -105,7 +116,9 @@ def _close(a: float, b: float, rtol: float, atol: float) -> bool:
 def _checked_inputs(inputs: tuple) -> list[Tensor]:
     found = [x for x in inputs if isinstance(x, Tensor) and x.requires_grad]
     if not found:
-        raise ValueError("gradcheck expects at least one input tensor to require gradient, but none of the them have requires_grad=True.")
+        raise ValueError(
+            "gradcheck expects at least one input tensor to require gradient, but none of the them have requires_grad=True."
+        )
     for i, x in enumerate(inputs):
         if isinstance(x, Tensor) and x.requires_grad and x.dtype.name not in ("float64", "complex128"):
             warnings.warn(
@@ -162,7 +175,13 @@ def gradcheck(
         if check_undefined_grad and len(outs) > 1:
             for out in outs:
                 if out.requires_grad:
-                    grad(out, checked, REGISTRY["full"](tuple(out.shape), 1, dtype=out.dtype), retain_graph=True, allow_unused=True)
+                    grad(
+                        out,
+                        checked,
+                        REGISTRY["full"](tuple(out.shape), 1, dtype=out.dtype),
+                        retain_graph=True,
+                        allow_unused=True,
+                    )
     except GradcheckError:
         if raise_exception:
             raise
@@ -179,7 +198,9 @@ def _check_constant(func: Callable, inputs: tuple, checked: list[Tensor], eps: f
             )
 
 
-def _check_all(func: Callable, inputs: tuple, checked: list[Tensor], eps: float, rtol: float, atol: float, nondet_tol: float) -> None:
+def _check_all(
+    func: Callable, inputs: tuple, checked: list[Tensor], eps: float, rtol: float, atol: float, nondet_tol: float
+) -> None:
     analytical = _analytical(func, inputs, checked)
     again = _analytical(func, inputs, checked)
     for i, x in enumerate(checked):
@@ -198,7 +219,9 @@ def _check_all(func: Callable, inputs: tuple, checked: list[Tensor], eps: float,
                     )
 
 
-def _check_direction(func: Callable, inputs: tuple, checked: list[Tensor], eps: float, rtol: float, atol: float, nondet_tol: float) -> None:
+def _check_direction(
+    func: Callable, inputs: tuple, checked: list[Tensor], eps: float, rtol: float, atol: float, nondet_tol: float
+) -> None:
     """The derivative of a random combination of the outputs along a random direction of each input."""
     with enable_grad():
         outs = [o for o in _outputs(func(*inputs)) if o.requires_grad]
@@ -268,7 +291,11 @@ def gradgradcheck(
             found = _outputs(func(*xs))
             pairs = [(o, v) for o, v in zip(found, vs) if o.requires_grad]
             grads = grad(
-                [o for o, _ in pairs], [xs[i] for i in differentiable], [v for _, v in pairs], create_graph=True, allow_unused=True
+                [o for o, _ in pairs],
+                [xs[i] for i in differentiable],
+                [v for _, v in pairs],
+                create_graph=True,
+                allow_unused=True,
             )
         return tuple(g for g in grads if g is not None)
 

@@ -1,6 +1,6 @@
 """Modules that are loaded when first used: importing Flambeau must not pay for NumPy, nor for what only a first kernel needs.
 
-    from flambeau.base.lazy import np
+from flambeau.base.lazy import np
 """
 
 from __future__ import annotations

@@ -175,7 +175,12 @@ def _node_of(kind: type) -> Node | None:
 
 
 def register_pytree_node(
-    kind: type, flatten: FlattenFn, unflatten: UnflattenFn, *, names: NamesFn = _index_names, serialized_type_name: str | None = None
+    kind: type,
+    flatten: FlattenFn,
+    unflatten: UnflattenFn,
+    *,
+    names: NamesFn = _index_names,
+    serialized_type_name: str | None = None,
 ) -> None:
     """Make instances of a class inner nodes.
 
@@ -186,7 +191,11 @@ def register_pytree_node(
     if not isinstance(kind, type):
         raise TypeError(message("register_pytree_node", "the first argument must be a class", show(kind)))
     if kind in _NODES:
-        raise ValueError(message("register_pytree_node", f"{kind.__qualname__} is a pytree node already", step="Register a class once."))
+        raise ValueError(
+            message(
+                "register_pytree_node", f"{kind.__qualname__} is a pytree node already", step="Register a class once."
+            )
+        )
     _NODES[kind] = Node(flatten, unflatten, names)
 
 
@@ -213,10 +222,14 @@ def tree_unflatten(leaves: Iterable[Any], structure: Structure) -> Any:
     """The tree with this structure and these leaves; as many leaves as the structure has."""
     if not isinstance(structure, Structure):
         step = "The leaves come first." if isinstance(leaves, Structure) else "tree_flatten makes one."
-        raise TypeError(message("tree_unflatten", "the second argument must be a Structure", type(structure).__name__, step))
+        raise TypeError(
+            message("tree_unflatten", "the second argument must be a Structure", type(structure).__name__, step)
+        )
     items = leaves if isinstance(leaves, list | tuple) else list(leaves)
     if len(items) != structure.num_leaves:
-        raise ValueError(message("tree_unflatten", f"the structure has {structure.num_leaves} leaves", f"{len(items)} leaves"))
+        raise ValueError(
+            message("tree_unflatten", f"the structure has {structure.num_leaves} leaves", f"{len(items)} leaves")
+        )
     return _unflatten(iter(items), structure)
 
 
@@ -255,7 +268,9 @@ def _flatten_up_to(structure: Structure, tree: Any, out: list[Any], path: str, l
         return
     kind = structure.kind
     if type(tree) is not kind:
-        raise ValueError(message("tree_map", f"{label} must have a {kind.__name__} at {path or 'its root'}", type(tree).__name__))
+        raise ValueError(
+            message("tree_map", f"{label} must have a {kind.__name__} at {path or 'its root'}", type(tree).__name__)
+        )
     node = _NODES[kind]
     flat, context = node.flatten(tree)
     children = list(flat)
@@ -264,12 +279,18 @@ def _flatten_up_to(structure: Structure, tree: Any, out: list[Any], path: str, l
     elif context != structure.context or len(children) != len(structure.children):
         wanted = f"{len(structure.children)} children, {show(structure.context)}"
         found = f"{len(children)} children, {show(context)}"
-        raise ValueError(message("tree_map", f"{label} must have at {path or 'its root'} a {kind.__name__} of {wanted}", found))
-    for name, part, child in zip(node.names(structure.context, len(children)), structure.children, children, strict=True):
+        raise ValueError(
+            message("tree_map", f"{label} must have at {path or 'its root'} a {kind.__name__} of {wanted}", found)
+        )
+    for name, part, child in zip(
+        node.names(structure.context, len(children)), structure.children, children, strict=True
+    ):
         _flatten_up_to(part, child, out, path + name, label)
 
 
-def tree_map_only(kinds: type | tuple[type, ...], fn: Callable[[Any], Any], tree: Any, is_leaf: IsLeaf | None = None) -> Any:
+def tree_map_only(
+    kinds: type | tuple[type, ...], fn: Callable[[Any], Any], tree: Any, is_leaf: IsLeaf | None = None
+) -> Any:
     """The tree with `fn` applied to leaves of the classes given and other leaves as they are."""
     leaves, structure = tree_flatten(tree, is_leaf)
     return tree_unflatten([fn(leaf) if isinstance(leaf, kinds) else leaf for leaf in leaves], structure)

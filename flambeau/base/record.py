@@ -95,7 +95,11 @@ def _initialiser(cls: type, names: tuple[str, ...]) -> Any:
             parameters.append(f"{n}=_default_{n}")
         else:
             parameters.append(n)
-    lines = [f"def __init__(self, {', '.join(parameters)}):", "    fields = self.__dict__", *(f"    fields[{n!r}] = {n}" for n in names)]
+    lines = [
+        f"def __init__(self, {', '.join(parameters)}):",
+        "    fields = self.__dict__",
+        *(f"    fields[{n!r}] = {n}" for n in names),
+    ]
     if hasattr(cls, "__post_init__"):
         lines.append("    self.__post_init__()")
     exec(compile("\n".join(lines), f"<record {cls.__qualname__}>", "exec"), scope)

@@ -114,7 +114,9 @@ def _parse_bool(text: str, label: str) -> bool:
         return True
     if lowered in _FALSE:
         return False
-    raise ValueError(message("settings", f"{label} must be 0 or 1", repr(text), "true/false, yes/no and on/off are read too."))
+    raise ValueError(
+        message("settings", f"{label} must be 0 or 1", repr(text), "true/false, yes/no and on/off are read too.")
+    )
 
 
 def _parse_int(text: str, label: str) -> int:
@@ -134,7 +136,9 @@ def _parse_bytes(text: str, label: str) -> int:
             raise ValueError(compact)
         return int(float(digits) * unit) if "." in digits else int(digits) * unit
     except ValueError:
-        raise ValueError(message("settings", f"{label} must be a size in bytes", repr(text), "Write for instance 512M or 2GiB.")) from None
+        raise ValueError(
+            message("settings", f"{label} must be a size in bytes", repr(text), "Write for instance 512M or 2GiB.")
+        ) from None
 
 
 def variable(
@@ -190,12 +194,16 @@ class Settings:
         maximum=7,
     )
     dump: str = variable("", "Directory that receives the numbered stages of every compilation; empty: none.")
-    override: str = variable("", "Directory whose edited stages replace the generated ones; names as `dump` writes them; empty: none.")
+    override: str = variable(
+        "", "Directory whose edited stages replace the generated ones; names as `dump` writes them; empty: none."
+    )
     validate: bool = variable(
         False,
         "Compare the results of every op that runs eagerly, in backward too, with the reference of its declaration. Slow.",
     )
-    check: bool = variable(False, "Verify every graph and schedule before it is used, with the bounds of what loop nests touch.")
+    check: bool = variable(
+        False, "Verify every graph and schedule before it is used, with the bounds of what loop nests touch."
+    )
 
     # Where kernels are kept and what they are made for
     cache_dir: str = variable(
@@ -217,7 +225,9 @@ class Settings:
     )
 
     # Running
-    num_threads: int = variable(0, "Threads that share a kernel, the caller included; 0: as many as there are cores to use.", minimum=0)
+    num_threads: int = variable(
+        0, "Threads that share a kernel, the caller included; 0: as many as there are cores to use.", minimum=0
+    )
 
     # Class attributes above are declarations until `_declare` (below) has collected them.
     epoch: int
@@ -238,7 +248,10 @@ class Settings:
                 # The prefix all names share would make any two of them alike.
                 near = closest(name.removeprefix(PREFIX), [other.removeprefix(PREFIX) for other in known])
                 step = f"Did you mean {PREFIX}{near[0]}?" if near else "See `python -m flambeau.base` for all settings."
-                warnings.warn(message("settings", f"{name} in the environment is not a setting and has no effect", step=step), stacklevel=2)
+                warnings.warn(
+                    message("settings", f"{name} in the environment is not a setting and has no effect", step=step),
+                    stacklevel=2,
+                )
 
     def scope(self, **changes: Value) -> Scope:
         """A context in which settings have other values: `with settings.scope(debug=2): ...`."""
@@ -248,17 +261,25 @@ class Settings:
         """Call `callback` whenever one of the named settings has got another value."""
         for name in names:
             if name not in self._variables:
-                raise AttributeError(message("settings", f"there is no setting {name!r}", step=did_you_mean(name, self._variables)))
+                raise AttributeError(
+                    message("settings", f"there is no setting {name!r}", step=did_you_mean(name, self._variables))
+                )
         self._watchers.append((frozenset(names), callback))
 
     def __setattr__(self, name: str, value: Value) -> None:
         self._assign({name: self._checked(name, value)})
 
     def __getattr__(self, name: str) -> Value:
-        raise AttributeError(message("settings", f"there is no setting {name!r}", step=did_you_mean(name, self._variables)))
+        raise AttributeError(
+            message("settings", f"there is no setting {name!r}", step=did_you_mean(name, self._variables))
+        )
 
     def __delattr__(self, name: str) -> None:
-        raise AttributeError(message("settings", f"{name!r} can not be deleted", step="Assign a value, or use `with settings.scope(...)`."))
+        raise AttributeError(
+            message(
+                "settings", f"{name!r} can not be deleted", step="Assign a value, or use `with settings.scope(...)`."
+            )
+        )
 
     def __iter__(self) -> Iterator[tuple[Variable, Value]]:
         for name, declared in self._variables.items():
@@ -271,7 +292,9 @@ class Settings:
     def _checked(self, name: str, value: object) -> Value:
         declared = self._variables.get(name)
         if declared is None:
-            raise AttributeError(message("settings", f"there is no setting {name!r}", step=did_you_mean(name, self._variables)))
+            raise AttributeError(
+                message("settings", f"there is no setting {name!r}", step=did_you_mean(name, self._variables))
+            )
         return declared.check(value, name)
 
     def _assign(self, values: Mapping[str, Value]) -> None:

@@ -34,7 +34,9 @@ MOST_SIZES = 1024  # plans kept per trace
 class Recording:
     """One traced specialisation: its graph, plan, and the outside tensors it reads and writes."""
 
-    def __init__(self, graph: Graph, structure: Any, leaves: list, constants: list[Tensor], gradients: list[tuple[Tensor, int]]):
+    def __init__(
+        self, graph: Graph, structure: Any, leaves: list, constants: list[Tensor], gradients: list[tuple[Tensor, int]]
+    ):
         self.graph, self.structure, self.leaves = graph, structure, leaves
         self.constants, self.gradients = constants, gradients
         self.cleared: set[int] = set()  # ids of the outside tensors whose `.grad` the function sets to None itself
@@ -74,7 +76,9 @@ class Recording:
         seen: set[int] = set()
         for t in (*inputs, *self.constants):
             if id(t.storage) in seen:
-                raise RuntimeError("capture: a function that writes to tensors must not be given two that share memory, and it was. Pass a clone().")
+                raise RuntimeError(
+                    "capture: a function that writes to tensors must not be given two that share memory, and it was. Pass a clone()."
+                )
             seen.add(id(t.storage))
 
 
@@ -90,11 +94,16 @@ class Captured:
         inputs = [x for x in flat if isinstance(x, Tensor)]
         if self.dynamic:
             if any(not x.spec.contiguous for x in inputs):
-                raise RuntimeError("capture: inputs must be contiguous where sizes are symbolic. Call .contiguous() on them.")
+                raise RuntimeError(
+                    "capture: inputs must be contiguous where sizes are symbolic. Call .contiguous() on them."
+                )
             key = (structure, *((x.ndim, x.dtype, x.device) if isinstance(x, Tensor) else (type(x), x) for x in flat))
             sizes = {f"s{i}_{d}": n for i, x in enumerate(inputs) for d, n in enumerate(x.shape)}
         else:
-            key = (structure, *(x.spec.plain() if isinstance(x, Tensor) else (type(x), x) for x in flat))  # 1, 1.0 and True are equal
+            key = (
+                structure,
+                *(x.spec.plain() if isinstance(x, Tensor) else (type(x), x) for x in flat),
+            )  # 1, 1.0 and True are equal
             sizes = {}
         key = (is_grad_enabled(), tuple(x.requires_grad for x in inputs), key)
         known = self.recordings.setdefault(key, [])

@@ -31,7 +31,9 @@ def atomic_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
         return
     folder, name = os.path.split(target)
     if not os.path.isdir(folder):
-        raise FileNotFoundError(f"save: the folder of the file must exist, got {os.fspath(path)!r}. Make it with os.makedirs().")
+        raise FileNotFoundError(
+            f"save: the folder of the file must exist, got {os.fspath(path)!r}. Make it with os.makedirs()."
+        )
     temporary = os.path.join(folder, f".{name[:64]}.{secrets.token_hex(8)}.tmp")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o666)
     try:

@@ -148,7 +148,9 @@ def _counts(reader: Reader, values: object, what: str) -> tuple[int, ...]:
     if not isinstance(values, (tuple, list)):
         raise reader.error(f"{what} must be a tuple of integers, got {type(values).__name__}. {DAMAGED}")
     if len(values) > MAX_TENSOR_DIMENSIONS:
-        raise reader.error(f"a tensor must have at most {MAX_TENSOR_DIMENSIONS} dimensions, got {len(values)}. {DAMAGED}")
+        raise reader.error(
+            f"a tensor must have at most {MAX_TENSOR_DIMENSIONS} dimensions, got {len(values)}. {DAMAGED}"
+        )
     return tuple(_count(reader, v, what) for v in values)
 
 
@@ -179,7 +181,9 @@ def _tensor_record(
     shape = _counts(reader, size, "a tensor's size")
     strides = _counts(reader, stride, "a tensor's stride")
     if len(shape) != len(strides):
-        raise reader.error(f"a tensor needs as many strides as sizes, got size {list(shape)} and stride {list(strides)}. {DAMAGED}")
+        raise reader.error(
+            f"a tensor needs as many strides as sizes, got size {list(shape)} and stride {list(strides)}. {DAMAGED}"
+        )
     offset = _count(reader, offset, "a tensor's storage offset")
     numel = 1
     for n in shape:
@@ -214,7 +218,9 @@ def _rebuild_tensor_v2(reader: Reader, arguments: tuple) -> object:
 
 
 def _rebuild_tensor_v3(reader: Reader, arguments: tuple) -> object:
-    storage, offset, size, stride, grad, hooks, dtype, metadata = _arguments(reader, "_rebuild_tensor_v3", arguments, 7, 8)
+    storage, offset, size, stride, grad, hooks, dtype, metadata = _arguments(
+        reader, "_rebuild_tensor_v3", arguments, 7, 8
+    )
     for name, value in reader.dtypes.items():
         if value is dtype:
             return _tensor_record(reader, storage, name, offset, size, stride, grad, hooks, metadata)
@@ -234,7 +240,9 @@ def _attributes(reader: Reader, state: object) -> Mapping[str, object]:
     return state
 
 
-def _parameter(reader: Reader, tensor: object, requires_grad: object, hooks: object, state: Mapping[str, object]) -> object:
+def _parameter(
+    reader: Reader, tensor: object, requires_grad: object, hooks: object, state: Mapping[str, object]
+) -> object:
     if not isinstance(tensor, reader.builder.tensor_type):
         raise reader.error(f"a parameter must be made of a tensor, got {type(tensor).__name__}. {DAMAGED}")
     if hooks:
@@ -437,7 +445,9 @@ def _numpy_scalar(reader: Reader, arguments: tuple) -> object:
         raise reader.error(f"a NumPy scalar needs a dtype. {DAMAGED}")
     raw = _array_bytes(reader, data)
     if len(raw) != int(dtype.kind[1:]):
-        raise reader.error(f"a NumPy scalar of kind {dtype.kind} needs {dtype.kind[1:]} bytes, got {len(raw)}. {DAMAGED}")
+        raise reader.error(
+            f"a NumPy scalar of kind {dtype.kind} needs {dtype.kind[1:]} bytes, got {len(raw)}. {DAMAGED}"
+        )
     native = _native(dtype, raw)
     if dtype.kind[0] == "c":
         return complex(*struct.unpack("<2f" if dtype.kind == "c8" else "<2d", native))

@@ -68,7 +68,9 @@ def read_header(data: memoryview) -> Header:
     """Read and check everything but the tensors' bytes."""
     cursor = _Cursor(data)
     if bytes(data[:4]) != MAGIC:
-        raise _error(f"the file must start with {MAGIC.decode()}, got {bytes(data[:4])!r}. Check that it is a GGUF file")
+        raise _error(
+            f"the file must start with {MAGIC.decode()}, got {bytes(data[:4])!r}. Check that it is a GGUF file"
+        )
     cursor.at = 4
     version = cursor.number("I")
     if version not in VERSIONS:
@@ -109,7 +111,9 @@ class _Cursor:
     def take(self, count: int) -> memoryview:
         start = self.at
         if count > len(self.data) - start:
-            raise _error(f"the header ends early: {count} bytes needed at byte {start}, {len(self.data) - start} left. {DAMAGED}")
+            raise _error(
+                f"the header ends early: {count} bytes needed at byte {start}, {len(self.data) - start} left. {DAMAGED}"
+            )
         self.at = start + count
         return self.data[start : self.at]
 
@@ -183,7 +187,9 @@ def _description(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
     return name, sizes[::-1], cursor.number("I"), cursor.number("Q")
 
 
-def _placed(described: list[tuple[str, tuple[int, ...], int, int]], first: int, alignment: int, total: int) -> dict[str, TensorInfo]:
+def _placed(
+    described: list[tuple[str, tuple[int, ...], int, int]], first: int, alignment: int, total: int
+) -> dict[str, TensorInfo]:
     tensors: dict[str, TensorInfo] = {}
     for name, shape, number, offset in described:
         if name in tensors:
@@ -195,7 +201,9 @@ def _placed(described: list[tuple[str, tuple[int, ...], int, int]], first: int, 
         kind, weights, block_bytes = TENSOR_TYPES[number]
         columns = shape[-1] if shape else 1
         if columns % weights:
-            raise _error(f"rows of tensor {name[:80]!r} ({kind}) must be multiples of {weights}, got {columns}. {DAMAGED}")
+            raise _error(
+                f"rows of tensor {name[:80]!r} ({kind}) must be multiples of {weights}, got {columns}. {DAMAGED}"
+            )
         nbytes = columns // weights * block_bytes
         for size in shape[:-1]:
             nbytes *= size

@@ -52,7 +52,9 @@ def plan_storages(records: Sequence[TensorRecord]) -> tuple[list[PlannedStorage]
     return storages, placed
 
 
-def _plan_storage(key: str, storage: StorageRecord, members: list[TensorRecord], placed: dict[int, Placement]) -> PlannedStorage:
+def _plan_storage(
+    key: str, storage: StorageRecord, members: list[TensorRecord], placed: dict[int, Placement]
+) -> PlannedStorage:
     dtypes = {record.dtype for record in members}
     planned = PlannedStorage(key, dtypes.pop() if len(dtypes) == 1 else None, [])
     for start, end, run in _runs(members):
@@ -69,7 +71,9 @@ def _plan_storage(key: str, storage: StorageRecord, members: list[TensorRecord],
                 _fill(planned, start % RUN_ALIGNMENT)
             for record in run:
                 item = ITEM_BYTES[record.dtype]
-                placed[id(record)] = Placement(planned, (planned.nbytes + record.offset * item - start) // item, record.strides)
+                placed[id(record)] = Placement(
+                    planned, (planned.nbytes + record.offset * item - start) // item, record.strides
+                )
         planned.segments.append(data)
         planned.nbytes += len(data)
     for record in members:
@@ -103,7 +107,9 @@ def _same_view(run: list[TensorRecord]) -> bool:
 
 def _pack(record: TensorRecord) -> tuple[bytes, tuple[int, ...]] | None:
     """A view with holes as packed bytes and the strides that fit them; None when it has none, or overlaps itself."""
-    stepping = [d for d, (size, stride) in enumerate(zip(record.shape, record.strides, strict=True)) if size > 1 and stride > 0]
+    stepping = [
+        d for d, (size, stride) in enumerate(zip(record.shape, record.strides, strict=True)) if size > 1 and stride > 0
+    ]
     stepping.sort(key=lambda d: -record.strides[d])  # outermost first
     strides = list(record.strides)
     packed = reached = 1  # elements packed so far, and the length of memory they come from

@@ -39,7 +39,9 @@ def _read_header(data: memoryview) -> int:
     try:
         magic = reader.read()
     except CheckpointError as error:
-        raise CheckpointError(f"load: the file must be a PyTorch checkpoint (zip or legacy format), and it is neither. ({error})") from None
+        raise CheckpointError(
+            f"load: the file must be a PyTorch checkpoint (zip or legacy format), and it is neither. ({error})"
+        ) from None
     if magic != MAGIC:
         raise CheckpointError(
             f"load: the file must be a PyTorch checkpoint, got a pickle of {type(magic).__name__}. "
@@ -52,7 +54,9 @@ def _read_header(data: memoryview) -> int:
     reader = PickleReader(data, Builder(), None, reader.position)
     system = reader.read()
     if type(system) is not dict or system.get("little_endian") is not True:
-        raise CheckpointError("load: a legacy file must come from a little-endian machine. Save it again in PyTorch in the zip format.")
+        raise CheckpointError(
+            "load: a legacy file must come from a little-endian machine. Save it again in PyTorch in the zip format."
+        )
     return reader.position
 
 
@@ -67,12 +71,16 @@ def _read_storages(data: memoryview, position: int, table: StorageTable) -> tupl
     for key in map(str, keys):
         record = table.records.get(key)
         if record is None:
-            raise CheckpointError(f"load: storage {key[:60]!r} is in the file but no tensor uses it, so its type is unknown. {DAMAGED}")
+            raise CheckpointError(
+                f"load: storage {key[:60]!r} is in the file but no tensor uses it, so its type is unknown. {DAMAGED}"
+            )
         item_bytes = table.types[key].item_bytes
         numel = int.from_bytes(data[at : at + 8], "little", signed=True)
         end = at + 8 + record.nbytes
         if at + 8 > len(data) or end > len(data):
-            raise CheckpointError(f"load: storage {key!r} of {record.nbytes} bytes reaches past the end of the file. {DAMAGED}")
+            raise CheckpointError(
+                f"load: storage {key!r} of {record.nbytes} bytes reaches past the end of the file. {DAMAGED}"
+            )
         if numel * item_bytes != record.nbytes:
             raise CheckpointError(
                 f"load: storage {key!r} must have the {record.nbytes // item_bytes} elements its tensors declare, got {numel}. {HOSTILE}"

@@ -20,7 +20,14 @@ import collections
 import struct
 from collections.abc import Callable
 
-from flambeau.checkpoint.constructors import Constructor, PendingArray, PendingDtype, StorageType, TypedStorage, find_constructor
+from flambeau.checkpoint.constructors import (
+    Constructor,
+    PendingArray,
+    PendingDtype,
+    StorageType,
+    TypedStorage,
+    find_constructor,
+)
 from flambeau.checkpoint.records import DAMAGED, HOSTILE, MAX_INT64, RESAVE, Builder, CheckpointError
 
 MAX_DEPTH = 200  # of containers; a training state has about 6
@@ -92,7 +99,9 @@ class PickleReader:
         """Account for `count` items or bytes that a constructor copies."""
         self._budget -= count
         if self._budget < 0:
-            raise self.error("the values it describes are larger than the file. It is damaged or made to exhaust memory.")
+            raise self.error(
+                "the values it describes are larger than the file. It is damaged or made to exhaust memory."
+            )
 
     def path(self) -> str:
         """The key path that is being built, read off the unfinished containers on the stack."""
@@ -139,7 +148,9 @@ class PickleReader:
         while stop < limit and self.data[stop] != 10:
             stop += 1
         if stop == limit:
-            raise self.error(f"a text line must end within {MAX_LINE_BYTES} bytes. The file is damaged or not a checkpoint.")
+            raise self.error(
+                f"a text line must end within {MAX_LINE_BYTES} bytes. The file is damaged or not a checkpoint."
+            )
         self.position = stop + 1
         return bytes(self.data[start:stop])
 
@@ -197,7 +208,9 @@ class PickleReader:
                 if not -MAX_INT64 - 1 <= part <= MAX_INT64:  # larger ones can be made to share one hash
                     raise self.error(f"an integer used as a dict key or set item must fit in 64 bits. {DAMAGED}")
             elif part is not None and not isinstance(part, (str, bytes, float, bool)):
-                raise self.error(f"a dict key or set item must be text, a number or a tuple of such, got {type(part).__name__}. {RESAVE}")
+                raise self.error(
+                    f"a dict key or set item must be text, a number or a tuple of such, got {type(part).__name__}. {RESAVE}"
+                )
 
     def set_items(self, target: object, items: list[object]) -> None:
         if type(target) not in _DICTS:
@@ -242,7 +255,9 @@ class PickleReader:
         elif type(target) is collections.OrderedDict:
             self._set_attributes(target, state)
         else:
-            raise self.error(f"set-state must act on an OrderedDict or a NumPy array, got {_describe(target)}. {RESAVE}")
+            raise self.error(
+                f"set-state must act on an OrderedDict or a NumPy array, got {_describe(target)}. {RESAVE}"
+            )
 
     def _set_attributes(self, target: collections.OrderedDict, state: object) -> None:
         if type(state) is not dict:
@@ -288,7 +303,9 @@ class PickleReader:
                 pending.pop()
                 if isinstance(node, _INTERNAL):
                     where = "".join(path) + (f"[{_short(key)}]" if key is not None else "")
-                    raise CheckpointError(f"load: {where or 'the file'} holds {_describe(node)} as a value, which is not data. {RESAVE}")
+                    raise CheckpointError(
+                        f"load: {where or 'the file'} holds {_describe(node)} as a value, which is not data. {RESAVE}"
+                    )
                 continue
             identity = id(node)
             if identity in active:
@@ -297,7 +314,9 @@ class PickleReader:
                 path.pop()
                 depth[identity] = 1 + max((depth.get(id(child), 0) for _, child in _children(node)), default=0)
                 if depth[identity] > MAX_DEPTH:
-                    raise CheckpointError(f"load: containers must be nested at most {MAX_DEPTH} deep, got more. {DAMAGED}")
+                    raise CheckpointError(
+                        f"load: containers must be nested at most {MAX_DEPTH} deep, got more. {DAMAGED}"
+                    )
                 continue
             if identity in depth:
                 pending.pop()
@@ -307,7 +326,9 @@ class PickleReader:
             for name, child in _children(node):
                 if id(child) in active and isinstance(child, (dict, list, tuple)):
                     where = "".join(path[:32]) + f"[{_short(name)}]"
-                    raise CheckpointError(f"load: {where} is a container that contains itself, which is not a tree of data. {RESAVE}")
+                    raise CheckpointError(
+                        f"load: {where} is a container that contains itself, which is not a tree of data. {RESAVE}"
+                    )
                 if isinstance(child, (dict, list, tuple, *_INTERNAL)):
                     pending.append((child, name))
 
@@ -342,7 +363,9 @@ def _text(reader: PickleReader, raw: memoryview | bytes) -> str:
     try:
         return str(raw, "utf-8", "surrogatepass")
     except UnicodeDecodeError:
-        raise reader.error("text must be UTF-8. The file is damaged, or comes from Python 2 with raw byte strings: re-save it.") from None
+        raise reader.error(
+            "text must be UTF-8. The file is damaged, or comes from Python 2 with raw byte strings: re-save it."
+        ) from None
 
 
 def _decimal(reader: PickleReader, raw: bytes, kind: type) -> object:
@@ -355,7 +378,9 @@ def _decimal(reader: PickleReader, raw: bytes, kind: type) -> object:
 def _protocol(reader: PickleReader) -> None:
     version = reader.take(1)[0]
     if version > MAX_PROTOCOL:
-        raise reader.error(f"pickle protocol must be at most {MAX_PROTOCOL}, got {version}. The file is damaged or newer than this reader.")
+        raise reader.error(
+            f"pickle protocol must be at most {MAX_PROTOCOL}, got {version}. The file is damaged or newer than this reader."
+        )
 
 
 def _frame(reader: PickleReader) -> None:

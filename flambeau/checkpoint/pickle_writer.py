@@ -123,7 +123,9 @@ class PickleWriter:
 
     def _container(self, value: object) -> None:
         if len(self.active) >= MAX_DEPTH:
-            raise TypeError(f"save: {self._where()[:200]} is nested more than {MAX_DEPTH} deep. Flatten it before saving.")
+            raise TypeError(
+                f"save: {self._where()[:200]} is nested more than {MAX_DEPTH} deep. Flatten it before saving."
+            )
         self.active.append(id(value))
         _CONTAINERS[type(value)](self, value)
         self.active.pop()
@@ -248,7 +250,9 @@ class PickleWriter:
         else:
             count = value.bit_length() // 8 + 1
             if count > 255:
-                raise TypeError(f"save: {self._where()} must be an integer of at most 255 bytes, got {count}. Save it as text.")
+                raise TypeError(
+                    f"save: {self._where()} must be an integer of at most 255 bytes, got {count}. Save it as text."
+                )
             self.out += b"\x8a" + struct.pack("<B", count) + value.to_bytes(count, "little", signed=True)
 
     def _float(self, value: float) -> None:

@@ -64,7 +64,9 @@ def _read_header(data: memoryview) -> tuple[dict[str, object], int]:
         raise _error(f"a safetensors file must have at least 8 bytes, got {len(data)}. {DAMAGED}")
     (size,) = struct.unpack_from("<Q", data)
     if size > min(MAX_HEADER_BYTES, len(data) - 8):
-        raise _error(f"the header must fit in the file and in {MAX_HEADER_BYTES} bytes, got {size} of {len(data) - 8}. {DAMAGED}")
+        raise _error(
+            f"the header must fit in the file and in {MAX_HEADER_BYTES} bytes, got {size} of {len(data) - 8}. {DAMAGED}"
+        )
     try:
         header = json.loads(bytes(data[8 : 8 + size]), object_pairs_hook=_without_repeats, parse_constant=_no_constant)
     except RecursionError:
@@ -101,7 +103,9 @@ def _read_entry(name: str, entry: object, held: int) -> tuple[str, tuple[int, ..
         raise _error(f"tensor {shown} must have dtype, shape and data_offsets. {DAMAGED}")
     dtype = DTYPES.get(entry["dtype"]) if isinstance(entry["dtype"], str) else None
     if dtype is None:
-        raise _error(f"tensor {shown} must have one of the dtypes {', '.join(DTYPES)}, got {entry['dtype']!r:.40}. Convert it first.")
+        raise _error(
+            f"tensor {shown} must have one of the dtypes {', '.join(DTYPES)}, got {entry['dtype']!r:.40}. Convert it first."
+        )
     shape, offsets = entry["shape"], entry["data_offsets"]
     for what, numbers in (("shape", shape), ("data_offsets", offsets)):
         if type(numbers) is not list or not all(type(n) is int and 0 <= n <= MAX_INT64 for n in numbers):
@@ -122,7 +126,9 @@ def _check_coverage(ranges: list[tuple[int, int, str]], held: int) -> None:
     for begin, end, name in sorted(ranges):
         if begin != position:
             what = "overlaps another" if begin < position else f"leaves a gap of {begin - position} bytes before it"
-            raise _error(f"the bytes of tensor {name[:80]!r} must follow those of the one before, but it {what}. {DAMAGED}")
+            raise _error(
+                f"the bytes of tensor {name[:80]!r} must follow those of the one before, but it {what}. {DAMAGED}"
+            )
         position = end
     if position != held:
         raise _error(f"the tensors must cover the {held} bytes of data, got {position}. {DAMAGED}")
@@ -135,20 +141,30 @@ def write(records: Mapping[str, TensorRecord], stream: Stream, metadata: Mapping
     header: dict[str, object] = {}
     if metadata:
         header[METADATA] = dict(metadata)
-    order = sorted(records, key=lambda name: (-ITEM_BYTES[records[name].dtype], _NAMES.get(records[name].dtype, ""), name))
+    order = sorted(
+        records, key=lambda name: (-ITEM_BYTES[records[name].dtype], _NAMES.get(records[name].dtype, ""), name)
+    )
     position = 0
     for name in order:
         record = records[name]
         if record.dtype not in _NAMES:
             readable = ", ".join(_NAMES)
-            raise TypeError(f"save_file: tensor {name!r} must have a dtype of the format, got {record.dtype}. Convert it to {readable}.")
+            raise TypeError(
+                f"save_file: tensor {name!r} must have a dtype of the format, got {record.dtype}. Convert it to {readable}."
+            )
         nbytes = record.numel * ITEM_BYTES[record.dtype]
-        header[name] = {"dtype": _NAMES[record.dtype], "shape": list(record.shape), "data_offsets": [position, position + nbytes]}
+        header[name] = {
+            "dtype": _NAMES[record.dtype],
+            "shape": list(record.shape),
+            "data_offsets": [position, position + nbytes],
+        }
         position += nbytes
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogatepass")
     text += b" " * (-len(text) % 8)
     if len(text) > MAX_HEADER_BYTES:
-        raise ValueError(f"save_file: the header must have at most {MAX_HEADER_BYTES} bytes, got {len(text)}. Split the file.")
+        raise ValueError(
+            f"save_file: the header must have at most {MAX_HEADER_BYTES} bytes, got {len(text)}. Split the file."
+        )
     stream.write(struct.pack("<Q", len(text)) + text)
     for name in order:
         _write_elements(records[name], stream)
@@ -171,4 +187,6 @@ def _check_names(records: Mapping[str, TensorRecord], metadata: Mapping[str, str
             raise TypeError(f"save_file: a tensor's name must be text other than {METADATA}, got {name!r}.")
     for key, value in metadata.items():
         if not isinstance(key, str) or not isinstance(value, str):
-            raise TypeError(f"save_file: metadata must map text to text, got {key!r}: {value!r}. Convert it with str() or json.dumps().")
+            raise TypeError(
+                f"save_file: metadata must map text to text, got {key!r}: {value!r}. Convert it with str() or json.dumps()."
+            )

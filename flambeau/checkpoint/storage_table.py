@@ -11,7 +11,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from flambeau.checkpoint.constructors import StorageType, TypedStorage
-from flambeau.checkpoint.records import DAMAGED, HOSTILE, MAX_INT64, SWAP_BYTES, CheckpointError, StorageRecord, swap_bytes
+from flambeau.checkpoint.records import (
+    DAMAGED,
+    HOSTILE,
+    MAX_INT64,
+    SWAP_BYTES,
+    CheckpointError,
+    StorageRecord,
+    swap_bytes,
+)
 
 MAX_NAME = 256
 

@@ -42,7 +42,9 @@ def read(data: memoryview | bytes, builder: Builder | None = None) -> tuple[obje
 def _refuse_foreign(data: memoryview, start: bytes) -> None:
     """Files of other kinds get an error that says which they are."""
     if not start:
-        raise CheckpointError("load: the file must hold a checkpoint, got an empty file. Check that it was written to the end.")
+        raise CheckpointError(
+            "load: the file must hold a checkpoint, got an empty file. Check that it was written to the end."
+        )
     kind = None
     if start.startswith(b"GGUF"):
         kind = "a GGUF file. Read it with flambeau.models.gguf.read"
@@ -67,9 +69,13 @@ def _read_zip(data: memoryview, builder: Builder) -> object:
     archive = ZipReader(data)
     folder = _folder(archive)
     if f"{folder}/constants.pkl" in archive:
-        raise CheckpointError("load: the file is a TorchScript archive, which holds code. Save the module's state_dict() instead.")
+        raise CheckpointError(
+            "load: the file is a TorchScript archive, which holds code. Save the module's state_dict() instead."
+        )
     if f"{folder}/data.pkl" not in archive:
-        raise CheckpointError(f"load: the archive must hold {folder}/data.pkl, got {_sample(archive)}. It is not a file of torch.save.")
+        raise CheckpointError(
+            f"load: the archive must hold {folder}/data.pkl, got {_sample(archive)}. It is not a file of torch.save."
+        )
     _check_version(archive, folder)
     swapped = _is_swapped(archive, folder)
 
@@ -89,7 +95,9 @@ def _read_zip(data: memoryview, builder: Builder) -> object:
     table.error = reader.error
     value = reader.read()
     if reader.position != reader.end:
-        raise reader.error(f"data.pkl must end with its value, got {reader.end - reader.position} bytes more. {DAMAGED}")
+        raise reader.error(
+            f"data.pkl must end with its value, got {reader.end - reader.position} bytes more. {DAMAGED}"
+        )
     archive.check_all()
     return value
 
@@ -98,7 +106,9 @@ def _folder(archive: ZipReader) -> str:
     """The one folder that every record is in."""
     folders = {name.split("/", 1)[0] if "/" in name else "" for name in archive.entries}
     if len(folders) != 1 or "" in folders:
-        raise CheckpointError(f"load: the records must lie in one folder, got {_sample(archive)}. It is not a file of torch.save.")
+        raise CheckpointError(
+            f"load: the records must lie in one folder, got {_sample(archive)}. It is not a file of torch.save."
+        )
     return folders.pop()
 
 
@@ -113,7 +123,9 @@ def _check_version(archive: ZipReader, folder: str) -> None:
         if name in archive:
             text = bytes(archive.read(name)[:32]).strip()
             if not text.isdigit() or int(text) > NEWEST_VERSION:
-                raise CheckpointError(f"load: the archive's version must be at most {NEWEST_VERSION}, got {text!r}. {DAMAGED}")
+                raise CheckpointError(
+                    f"load: the archive's version must be at most {NEWEST_VERSION}, got {text!r}. {DAMAGED}"
+                )
 
 
 def _is_swapped(archive: ZipReader, folder: str) -> bool:

@@ -65,7 +65,9 @@ class ZipReader:
         """The bytes of a record, after its CRC has been checked."""
         entry = self.entries[name]
         if entry.method:
-            raise _error(f"record {name!r} must be stored uncompressed, got method {entry.method}. Unpack and store it again.")
+            raise _error(
+                f"record {name!r} must be stored uncompressed, got method {entry.method}. Unpack and store it again."
+            )
         record = self.data[entry.start : entry.start + entry.size]
         if name not in self._checked:
             crc = 0
@@ -96,7 +98,9 @@ class ZipReader:
         tail_start = max(0, total - 22 - _LIMIT16)
         tail = bytes(self.data[tail_start:])
         at = tail.rfind(END)
-        while at >= 0 and not (at + 22 <= len(tail) and at + 22 + int.from_bytes(tail[at + 20 : at + 22], "little") == len(tail)):
+        while at >= 0 and not (
+            at + 22 <= len(tail) and at + 22 + int.from_bytes(tail[at + 20 : at + 22], "little") == len(tail)
+        ):
             at = tail.rfind(END, 0, at)
         if at < 0:
             raise _error(f"the zip archive has no end record in its {total} bytes. {DAMAGED}")
@@ -107,14 +111,18 @@ class ZipReader:
             _, at64, disks = self._unpack("<IQI", at - 16, "zip64 locator")
             if disks != 1 or at64 > total or bytes(self.data[at64 : at64 + 4]) != END64:
                 raise _error(f"the zip archive's zip64 end record is missing. {DAMAGED}")
-            length, _, _, disk, first_disk, here, count, size, start = self._unpack("<QHHIIQQQQ", at64 + 4, "zip64 end record")
+            length, _, _, disk, first_disk, here, count, size, start = self._unpack(
+                "<QHHIIQQQQ", at64 + 4, "zip64 end record"
+            )
             if at64 + 12 + length != at - 20:
                 raise _error(f"the zip archive's zip64 end record has a wrong length. {DAMAGED}")
             directory_end = at64
         if disk or first_disk or here != count:
             raise _error("a zip archive must be one file, got one part of several. Join the parts.")
         if start + size != directory_end:
-            raise _error(f"the zip archive's directory must end at byte {directory_end}, got {start} + {size}. {DAMAGED}")
+            raise _error(
+                f"the zip archive's directory must end at byte {directory_end}, got {start} + {size}. {DAMAGED}"
+            )
         if count * 46 > size:
             raise _error(f"the zip archive's directory of {size} bytes cannot hold {count} records. {DAMAGED}")
         return count, start, size
@@ -125,8 +133,8 @@ class ZipReader:
         for _ in range(count):
             if bytes(self.data[at : at + 4]) != CENTRAL or at + 46 > end:
                 raise _error(f"the zip archive's directory is broken at byte {at}. {DAMAGED}")
-            (_, _, flags, method, _, _, crc, packed, plain, name_size, extra_size, note_size, _, _, _, header) = self._unpack(
-                "<HHHHHHIIIHHHHHII", at + 4, "directory"
+            (_, _, flags, method, _, _, crc, packed, plain, name_size, extra_size, note_size, _, _, _, header) = (
+                self._unpack("<HHHHHHIIIHHHHHII", at + 4, "directory")
             )
             following = at + 46 + name_size + extra_size + note_size
             if following > end:
@@ -157,7 +165,9 @@ class ZipReader:
         """Follow an entry to its local header, which must tell the same story."""
         if header + 30 > limit or bytes(self.data[header : header + 4]) != LOCAL:
             raise _error(f"record {name!r} has no header at byte {header}. {DAMAGED}")
-        _, flags, local_method, _, _, local_crc, packed, plain, name_size, extra_size = self._unpack("<HHHHHIIIHH", header + 4, "header")
+        _, flags, local_method, _, _, local_crc, packed, plain, name_size, extra_size = self._unpack(
+            "<HHHHHIIIHH", header + 4, "header"
+        )
         start = header + 30 + name_size + extra_size
         if start + size > limit:
             raise _error(f"record {name!r} of {size} bytes reaches past the zip archive's directory. {DAMAGED}")
@@ -179,7 +189,9 @@ class ZipReader:
         narrow = struct.pack("<III", crc, size & _LIMIT32, unpacked & _LIMIT32)
         wide = struct.pack("<IQQ", crc, size, unpacked)
         if not (found.startswith(wide) or (max(size, unpacked) <= _LIMIT32 and found.startswith(narrow))):
-            raise _error(f"record {name!r} differs between the zip archive's directory and the descriptor after its data. {DAMAGED}")
+            raise _error(
+                f"record {name!r} differs between the zip archive's directory and the descriptor after its data. {DAMAGED}"
+            )
 
 
 def _wide_sizes(name: str, extra: memoryview, plain: int, packed: int, header: int) -> tuple[int, int, int]:
@@ -235,7 +247,22 @@ class ZipWriter:
         extra = wide + struct.pack("<2sH", b"FB", padding) + b"Z" * padding
         shown = _LIMIT32 if wide else size
         header = self.position
-        self._put(struct.pack("<4sHHHHHIIIHH", LOCAL, 45 if wide else 20, 0x0800, 0, 0, 0x21, crc, shown, shown, len(encoded), len(extra)))
+        self._put(
+            struct.pack(
+                "<4sHHHHHIIIHH",
+                LOCAL,
+                45 if wide else 20,
+                0x0800,
+                0,
+                0,
+                0x21,
+                crc,
+                shown,
+                shown,
+                len(encoded),
+                len(extra),
+            )
+        )
         self._put(encoded + extra)
         self.entries.append(Entry(name, header, self.position, size, crc))
         for view in views:

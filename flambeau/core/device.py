@@ -22,7 +22,9 @@ class device:
                 raise RuntimeError(f"device: index must be a number, got {type!r}. Write 'cpu' or 'sim:0'.")
             index = int(number)
         if name not in cls.TYPES:
-            raise RuntimeError(f"device: type must be one of {', '.join(cls.TYPES)}, got {type!r}. Flambeau runs on the CPU: write 'cpu'.")
+            raise RuntimeError(
+                f"device: type must be one of {', '.join(cls.TYPES)}, got {type!r}. Flambeau runs on the CPU: write 'cpu'."
+            )
         if name == "cpu":
             index = None
         elif name == "sim" and index is None:

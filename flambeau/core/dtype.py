@@ -71,12 +71,29 @@ complex64.complex_part = float32
 complex128.complex_part = float64
 
 ALL: tuple[dtype, ...] = (
-    bool_, uint8, int8, int16, int32, int64, float16, bfloat16, float32, float64, complex64, complex128,
+    bool_,
+    uint8,
+    int8,
+    int16,
+    int32,
+    int64,
+    float16,
+    bfloat16,
+    float32,
+    float64,
+    complex64,
+    complex128,
 )
 BY_NAME: dict[str, dtype] = {d.name: d for d in ALL}
 ALIASES: dict[str, dtype] = {
-    "half": float16, "float": float32, "double": float64, "short": int16, "int": int32, "long": int64,
-    "cfloat": complex64, "cdouble": complex128,
+    "half": float16,
+    "float": float32,
+    "double": float64,
+    "short": int16,
+    "int": int32,
+    "long": int64,
+    "cfloat": complex64,
+    "cdouble": complex128,
 }
 
 _default = float32
@@ -91,7 +108,9 @@ def set_default_dtype(d: dtype) -> None:
     """Raises: TypeError unless `d` is a floating type."""
     global _default
     if not isinstance(d, dtype) or not d.is_floating_point:
-        raise TypeError(f"set_default_dtype: d must be a floating dtype, got {d!r}. Use float32 or float64, for instance.")
+        raise TypeError(
+            f"set_default_dtype: d must be a floating dtype, got {d!r}. Use float32 or float64, for instance."
+        )
     _default = d
 
 

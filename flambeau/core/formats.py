@@ -57,8 +57,10 @@ def strides_in(shape: Sequence[int], form: memory_format) -> tuple[int, ...]:
         return contiguous_strides(shape)
     rank = _RANK[form]
     if len(shape) != rank:
-        raise RuntimeError(f"{form.name}: the tensor must have {rank} dims (required rank {rank} tensor to use {form.name} format), got "
-                           f"shape {list(shape)}.")
+        raise RuntimeError(
+            f"{form.name}: the tensor must have {rank} dims (required rank {rank} tensor to use {form.name} format), got "
+            f"shape {list(shape)}."
+        )
     order = [0, *range(2, rank), 1]
     dense = contiguous_strides([shape[d] for d in order])
     result = [0] * rank

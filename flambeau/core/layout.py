@@ -19,12 +19,15 @@ def canonical_dim(op: str, dim: int, ndim: int) -> int:
         else:
             raise TypeError(f"{op}: dim must be an int, got {type(dim).__name__}.")
     if not -limit <= dim < limit:
-        raise IndexError(f"{op}: dim must be in [{-limit}, {limit - 1}] for a {ndim}-d input, got {dim} "
-                         f"(Dimension out of range).")
+        raise IndexError(
+            f"{op}: dim must be in [{-limit}, {limit - 1}] for a {ndim}-d input, got {dim} (Dimension out of range)."
+        )
     return dim % limit
 
 
-def canonical_dims(op: str, dims: int | Iterable[int] | None, ndim: int, *, empty_is_all: bool = True) -> tuple[int, ...]:
+def canonical_dims(
+    op: str, dims: int | Iterable[int] | None, ndim: int, *, empty_is_all: bool = True
+) -> tuple[int, ...]:
     """Sorted distinct dims; None (and, as PyTorch has it, an empty list) means all."""
     if dims is None:
         return tuple(range(ndim))
@@ -49,7 +52,8 @@ def broadcast_shapes(op: str, *shapes: Sequence[int]) -> tuple[int, ...]:
                     raise RuntimeError(
                         f"{op}: shapes must broadcast, got {' and '.join(str(list(s)) for s in shapes)}: sizes "
                         f"{result[i]} and {size} at dim {i - ndim} differ and neither is 1. "
-                        f"Reshape one of them, or insert a dim with unsqueeze.")
+                        f"Reshape one of them, or insert a dim with unsqueeze."
+                    )
                 result[i] = size
     return tuple(result)
 

@@ -50,8 +50,21 @@ class Size(tuple):
 class Spec:
     """Interned (shape, strides in elements, dtype, device)."""
 
-    __slots__ = ("shape", "strides", "dtype", "device", "numel", "ndim", "nbytes", "contiguous", "free", "size_class",
-                 "is_slow", "_twin", "__weakref__")
+    __slots__ = (
+        "shape",
+        "strides",
+        "dtype",
+        "device",
+        "numel",
+        "ndim",
+        "nbytes",
+        "contiguous",
+        "free",
+        "size_class",
+        "is_slow",
+        "_twin",
+        "__weakref__",
+    )
     _table: weakref.WeakValueDictionary[tuple, Spec] = weakref.WeakValueDictionary()
 
     @classmethod

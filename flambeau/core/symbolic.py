@@ -17,9 +17,22 @@ from collections.abc import Mapping
 from typing import Any
 
 _APPLY = {
-    "+": operator.add, "-": operator.sub, "*": operator.mul, "//": operator.floordiv, "%": operator.mod, "neg": operator.neg,
-    "abs": abs, "**": operator.pow, "max": max, "min": min,
-    "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "//": operator.floordiv,
+    "%": operator.mod,
+    "neg": operator.neg,
+    "abs": abs,
+    "**": operator.pow,
+    "max": max,
+    "min": min,
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
 }
 
 
@@ -208,5 +221,11 @@ def concrete(x: Any, sizes: Mapping[str, int]) -> Any:
         return x.evaluate(sizes)
     if isinstance(x, tuple):
         found = [concrete(y, sizes) for y in x]
-        return type(x)(found) if type(x) is not tuple and not hasattr(x, "_fields") else type(x)(*found) if hasattr(x, "_fields") else tuple(found)
+        return (
+            type(x)(found)
+            if type(x) is not tuple and not hasattr(x, "_fields")
+            else type(x)(*found)
+            if hasattr(x, "_fields")
+            else tuple(found)
+        )
     return x

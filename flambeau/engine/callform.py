@@ -28,11 +28,22 @@ from flambeau.ir.op import VIEW, Op, Param, set_form_maker
 _namespace: dict[str, Any] = {}
 
 
-def install(tensor: type, storage: type, record: Callable, grad_mode: Any, watching: list, finish_out: Callable) -> None:
+def install(
+    tensor: type, storage: type, record: Callable, grad_mode: Any, watching: list, finish_out: Callable
+) -> None:
     """The tensor layer registers its classes, the tape (`watching`: anomaly mode is on), and how `out=` is filled."""
     _namespace.update(
-        execute=eager.execute, Tensor=tensor, Storage=storage, record=record, new=object.__new__, MODES=MODES, miss=miss, slow=slow,
-        finish_out=finish_out, grad_mode=grad_mode, watching=watching,
+        execute=eager.execute,
+        Tensor=tensor,
+        Storage=storage,
+        record=record,
+        new=object.__new__,
+        MODES=MODES,
+        miss=miss,
+        slow=slow,
+        finish_out=finish_out,
+        grad_mode=grad_mode,
+        watching=watching,
     )
     set_form_maker("function", make_function)
     set_form_maker("in_place", make_in_place)
@@ -112,7 +123,9 @@ def checked(op: Op, args: tuple) -> tuple:
     values = list(args)
     for i, (p, a) in enumerate(zip(op.params, args)):
         if not p.is_tensor:
-            if p.role == "Scalar" and hasattr(a, "spec") and not isinstance(a.spec, NumberSpec):  # a traced number stays one
+            if (
+                p.role == "Scalar" and hasattr(a, "spec") and not isinstance(a.spec, NumberSpec)
+            ):  # a traced number stays one
                 values[i] = a.item()
             continue
         if a is None and may_be_absent(p):
@@ -129,10 +142,14 @@ def checked(op: Op, args: tuple) -> tuple:
                 values[i] = a.item()
                 continue
             raise TypeError(message(op.name, f"'{p.name}' must be a tensor or a number", type(a).__name__))
-        raise TypeError(message(op.name, f"'{p.name}' must be a tensor", type(a).__name__, "Make one with flambeau.tensor(...)."))
+        raise TypeError(
+            message(op.name, f"'{p.name}' must be a tensor", type(a).__name__, "Make one with flambeau.tensor(...).")
+        )
     if not op.rules.numbers_only and not any(hasattr(values[i], "spec") for i in op.tensor_positions):
         got = ", ".join(type(values[i]).__name__ for i in op.tensor_positions)
-        raise TypeError(message(op.name, "at least one operand must be a tensor", got, "Make one with flambeau.tensor(...)."))
+        raise TypeError(
+            message(op.name, "at least one operand must be a tensor", got, "Make one with flambeau.tensor(...).")
+        )
     return tuple(values)
 
 
@@ -143,7 +160,9 @@ def checked_list(op: Op, p: Param, a: Any) -> tuple:
         raise TypeError(message(op.name, what, type(a).__name__, f"Put them in brackets: {op.name}([a, b])."))
     for i, x in enumerate(a):
         if x is not None and not hasattr(x, "spec"):
-            raise TypeError(message(op.name, what, f"{type(x).__name__} at entry {i}", "Make it one with flambeau.tensor(...)."))
+            raise TypeError(
+                message(op.name, what, f"{type(x).__name__} at entry {i}", "Make it one with flambeau.tensor(...).")
+            )
     return tuple(a)
 
 
@@ -186,7 +205,10 @@ def make_function(op: Op, **replaced: Callable) -> Callable:
     lines = [f"def {_identifier(op.name)}({signature}):"]
     if takes_out:
         filled = f"finish_out(slow(op, {everything}), out, op)"
-        lines += ["    if out is not None:", f"        return {'Result(*' + filled + ')' if op.rules.fields else filled}"]
+        lines += [
+            "    if out is not None:",
+            f"        return {'Result(*' + filled + ')' if op.rules.fields else filled}",
+        ]
     if op.outputs != 1:
         if op.rules.fields:
             scope["Result"] = namedtuple(op.name, op.rules.fields)
@@ -213,12 +235,22 @@ def _several_body(op: Op, everything: str) -> list[str]:
     def answer(call: str) -> str:
         return f"return Result(*{call})" if op.rules.fields else f"return {call}"
 
-    before = [line.replace(f"return miss(op, {everything})", answer(f"miss(op, {everything})")).replace(
-        f"return slow(op, {everything})", answer(f"slow(op, {everything})")) for line in before]
-    return ["    if MODES:", "        " + answer(f"slow(op, {everything})"), "    try:", *before,
-            f"        info = plans[{', '.join(keys)}]",
-            "    except (KeyError, AttributeError, TypeError):", "        " + answer(f"miss(op, {everything})"),
-            "    " + answer(f"execute(info, {everything})")]
+    before = [
+        line.replace(f"return miss(op, {everything})", answer(f"miss(op, {everything})")).replace(
+            f"return slow(op, {everything})", answer(f"slow(op, {everything})")
+        )
+        for line in before
+    ]
+    return [
+        "    if MODES:",
+        "        " + answer(f"slow(op, {everything})"),
+        "    try:",
+        *before,
+        f"        info = plans[{', '.join(keys)}]",
+        "    except (KeyError, AttributeError, TypeError):",
+        "        " + answer(f"miss(op, {everything})"),
+        "    " + answer(f"execute(info, {everything})"),
+    ]
 
 
 def _key_lines(op: Op, everything: str) -> tuple[list[str], list[str], list[str], list[str]]:
@@ -233,8 +265,11 @@ def _key_lines(op: Op, everything: str) -> tuple[list[str], list[str], list[str]
         elif p.role == "Operand":
             absent = may_be_absent(p)
             value = f"({n},)" if absent else n
-            before += [f"        t_{n} = type({n})", f"        if t_{n} is float or t_{n} is int:",
-                       f"            k_{n} = t_{n}; p_{n} = {value}; g_{n} = False"]
+            before += [
+                f"        t_{n} = type({n})",
+                f"        if t_{n} is float or t_{n} is int:",
+                f"            k_{n} = t_{n}; p_{n} = {value}; g_{n} = False",
+            ]
             if absent:
                 before += [f"        elif {n} is None:", f"            k_{n} = None; p_{n} = (); g_{n} = False"]
             pointer = f"({n}.ptr,)" if absent else f"{n}.ptr"
@@ -243,24 +278,40 @@ def _key_lines(op: Op, everything: str) -> tuple[list[str], list[str], list[str]
             pointers.append(f"*p_{n}" if absent else f"p_{n}")
             needs.append(f"g_{n}")
         elif p.role == "OptionalTensor":
-            before += [f"        if {n} is None:", f"            k_{n} = None; g_{n} = False",
-                       "        else:", f"            k_{n} = {n}.spec; g_{n} = {n}.needs_grad"]
+            before += [
+                f"        if {n} is None:",
+                f"            k_{n} = None; g_{n} = False",
+                "        else:",
+                f"            k_{n} = {n}.spec; g_{n} = {n}.needs_grad",
+            ]
             keys.append(f"k_{n}")
             pointers.append(f"*(() if {n} is None else ({n}.ptr,))")
             needs.append(f"g_{n}")
         elif p.role == "Tensors":
-            before += [f"        if type({n}) is not tuple:", f"            if type({n}) is not list:", f"                return miss(op, {everything})",
-                       f"            {n} = tuple({n})", f"        k_{n} = tuple([None if x is None else x.spec for x in {n}])"]
+            before += [
+                f"        if type({n}) is not tuple:",
+                f"            if type({n}) is not list:",
+                f"                return miss(op, {everything})",
+                f"            {n} = tuple({n})",
+                f"        k_{n} = tuple([None if x is None else x.spec for x in {n}])",
+            ]
             keys.append(f"k_{n}")
             pointers.append(f"*[x.ptr for x in {n} if x is not None]")
             needs.append(f"any([x is not None and x.needs_grad for x in {n}])")
         elif p.role == "Scalar":  # at its default a part of the code, else its type is in the key and its value a slot
             word = "if"
             if not p.required:
-                before += [f"        if {n} is _d_{n} or (type({n}) is type(_d_{n}) and {n} == _d_{n}):", f"            k_{n} = None; p_{n} = ()"]
+                before += [
+                    f"        if {n} is _d_{n} or (type({n}) is type(_d_{n}) and {n} == _d_{n}):",
+                    f"            k_{n} = None; p_{n} = ()",
+                ]
                 word = "elif"
-            before += [f"        {word} type({n}) is float or type({n}) is int:", f"            k_{n} = type({n}); p_{n} = ({n},)",
-                       "        else:", f"            return slow(op, {everything})"]
+            before += [
+                f"        {word} type({n}) is float or type({n}) is int:",
+                f"            k_{n} = type({n}); p_{n} = ({n},)",
+                "        else:",
+                f"            return slow(op, {everything})",
+            ]
             keys.append(f"k_{n}")
             pointers.append(f"*p_{n}")
         else:
@@ -277,28 +328,48 @@ def _fast_body(op: Op, everything: str) -> list[str]:
     first = op.params[0].name
     lines.append("    result = new(Tensor)")
     if op.kind == VIEW:
-        lines += [f"    result.ptr = {first}.ptr + offset", f"    result.storage = {first}.storage",
-                  f"    result._view = ({first}, op, {everything})"]
+        lines += [
+            f"    result.ptr = {first}.ptr + offset",
+            f"    result.storage = {first}.storage",
+            f"    result._view = ({first}, op, {everything})",
+        ]
     else:
-        lines += ["    free = spec.free", "    try:", "        result.ptr = ptr = free.pop()", "    except IndexError:",
-                  "        result.ptr = ptr = spec.size_class.fresh()",
-                  "    result.storage = storage = new(Storage)", "    storage.ptr = ptr", "    storage.free = free", "    storage.version = 0",
-                  f"    entry({', '.join([*pointers, 'ptr', 'block'])})", "    result._view = None"]
+        lines += [
+            "    free = spec.free",
+            "    try:",
+            "        result.ptr = ptr = free.pop()",
+            "    except IndexError:",
+            "        result.ptr = ptr = spec.size_class.fresh()",
+            "    result.storage = storage = new(Storage)",
+            "    storage.ptr = ptr",
+            "    storage.free = free",
+            "    storage.version = 0",
+            f"    entry({', '.join([*pointers, 'ptr', 'block'])})",
+            "    result._view = None",
+        ]
     lines += ["    result.spec = spec", "    result.needs_grad = False", "    result.node = None"]
     operands = [p.name for p in op.params if p.is_tensor]
     bits = " + ".join(f"{need} * {1 << i}" if i else need for i, need in enumerate(needs))
     scalars = [p for p in op.params if p.role == "Scalar"]
     if not needs:
         pass
-    elif any(may_be_absent(p) or p.role == "Tensors" for p in op.params) or any(p.required for p in scalars):  # bits count what is there: the general way
+    elif any(may_be_absent(p) or p.role == "Tensors" for p in op.params) or any(
+        p.required for p in scalars
+    ):  # bits count what is there: the general way
         lines += [f"    if {' or '.join(needs)}:", f"        record(info, {everything}, (result,))"]
     else:
         given = "".join(f" and k_{p.name} is None" for p in scalars)
-        lines += [f"    if {' or '.join(needs)}:", f"        if grad_mode.enabled and not watching{given}:",
-                  f"            taper = info.by_bits.get({bits})",
-                  "            if taper is None:", f"                record(info, {everything}, (result,))", "            else:",
-                  f"                taper({', '.join(operands)}, result)", f"        elif watching or {'grad_mode.enabled or ' if given else ''}grad_mode.inference:",
-                  f"            record(info, {everything}, (result,))"]
+        lines += [
+            f"    if {' or '.join(needs)}:",
+            f"        if grad_mode.enabled and not watching{given}:",
+            f"            taper = info.by_bits.get({bits})",
+            "            if taper is None:",
+            f"                record(info, {everything}, (result,))",
+            "            else:",
+            f"                taper({', '.join(operands)}, result)",
+            f"        elif watching or {'grad_mode.enabled or ' if given else ''}grad_mode.inference:",
+            f"            record(info, {everything}, (result,))",
+        ]
     lines.append("    return result")
     return lines
 

@@ -49,8 +49,11 @@ class Info:
         self.specs: tuple[Spec, ...] = infer(op, args)
         self.analyses: dict = {}
         self.by_bits: dict = {}  # which inputs need a gradient -> analysis
-        self.positions = None if any(p.role == "Tensors" for p in op.params) else tuple(
-            i for i, a in enumerate(args) if isinstance(a, (Spec, NumberSpec)))
+        self.positions = (
+            None
+            if any(p.role == "Tensors" for p in op.params)
+            else tuple(i for i, a in enumerate(args) if isinstance(a, (Spec, NumberSpec)))
+        )
         self.single = op.outputs == 1
         if op.kind == VIEW:
             self.view = op.rules.view(args[0], *args[1:])
@@ -74,12 +77,14 @@ class Info:
 
 def map_specs(function: Callable, op: Op, args: tuple) -> tuple:
     """Bound arguments with `function` applied to every spec in them."""
+
     def visit(a):
         if isinstance(a, (Spec, NumberSpec)):
             return function(a)
         if type(a) is tuple:
             return tuple(visit(x) for x in a)
         return a
+
     return tuple(visit(a) for a in args)
 
 
@@ -169,8 +174,11 @@ def inputs_of(op: Op, args: tuple) -> list:
                 found.append(a)
             elif isinstance(a, (list, tuple)):
                 found.extend(x for x in a if hasattr(x, "spec"))
-            elif type(a) in (float, int) and p.role in ("Operand", "Scalar") and not (
-                    p.role == "Scalar" and a == p.default and type(a) is type(p.default)):
+            elif (
+                type(a) in (float, int)
+                and p.role in ("Operand", "Scalar")
+                and not (p.role == "Scalar" and a == p.default and type(a) is type(p.default))
+            ):
                 found.append(a)
     return found
 
@@ -215,13 +223,16 @@ def trace_op(recorder: tracing.Recorder, op: Op, args: tuple) -> Any:
     outs = tuple(hooks.wrap_traced(recorder, v) for v in values)
     if op.kind == VIEW:
         outs[0]._view = (args[0], op, args)
-    if any([t.needs_grad for t in op.tensors(args)]):
+    if any(t.needs_grad for t in op.tensors(args)):
         hooks.record(Info(op, normalise(op, args)) if recorder.symbolic else info_for(op, args), args, outs)
     return outs[0] if op.outputs == 1 else outs
 
 
 def freeze_attributes(op: Op, args: tuple) -> tuple:
-    return tuple(a if p.is_tensor and not isinstance(a, list) else tuple(a) if p.is_tensor else freeze(a) for p, a in zip(op.params, args))
+    return tuple(
+        a if p.is_tensor and not isinstance(a, list) else tuple(a) if p.is_tensor else freeze(a)
+        for p, a in zip(op.params, args)
+    )
 
 
 def set_num_threads(number: int) -> None:
@@ -230,4 +241,15 @@ def set_num_threads(number: int) -> None:
     forget_plans()
 
 
-__all__ = ["COMPOSITE", "Info", "execute", "forget_plans", "hooks", "info_for", "process", "run_plan", "set_num_threads", "specs_of"]
+__all__ = [
+    "COMPOSITE",
+    "Info",
+    "execute",
+    "forget_plans",
+    "hooks",
+    "info_for",
+    "process",
+    "run_plan",
+    "set_num_threads",
+    "specs_of",
+]

@@ -39,7 +39,12 @@ def run(op: Op, args: tuple) -> Any:
     """`args[0]` becomes op(*args). Returns args[0]."""
     from_number = REGISTRY["to_dtype"]
     target = args[0]
-    if bind.stack.items or tracing.current() is not None or getattr(target, "_traced", None) is not None or target.spec.is_slow:
+    if (
+        bind.stack.items
+        or tracing.current() is not None
+        or getattr(target, "_traced", None) is not None
+        or target.spec.is_slow
+    ):
         hooks.before(op, target)
         result = bind.bind(op, args)
         check(op, target.spec, result.spec)
@@ -76,14 +81,18 @@ def plan_for(info: eager.Info, spec) -> Plan:
     graph = info.graph()
     result = graph.outputs[0]
     if result.spec.dtype is not spec.dtype:
-        result, = graph.add(REGISTRY["to_dtype"], (result, spec.dtype))
+        (result,) = graph.add(REGISTRY["to_dtype"], (result, spec.dtype))
     graph.outputs, graph.writes = [], [(graph.inputs[0], result)]
     return make_plan(graph, spec.device)
 
 
 def separate(x: Any, target: Any, aligned: bool) -> Any:
     """An operand that shares memory with the target, copied; not one at the very same places if the op reads it element for element."""
-    if not hasattr(x, "spec") or x.storage is not target.storage or (aligned and x.ptr == target.ptr and x.spec is target.spec):
+    if (
+        not hasattr(x, "spec")
+        or x.storage is not target.storage
+        or (aligned and x.ptr == target.ptr and x.spec is target.spec)
+    ):
         return x
     low, high = target.ptr, target.ptr + target.spec.nbytes
     if x.ptr + x.spec.nbytes <= low or x.ptr >= high:
@@ -94,14 +103,20 @@ def separate(x: Any, target: Any, aligned: bool) -> Any:
 def check(op: Op, target, result) -> None:
     """Raises: RuntimeError if the result does not fit into the target."""
     if tuple(result.shape) != tuple(target.shape):
-        raise RuntimeError(f"{op.name}_: the result must have the target's shape {list(target.shape)}, got {list(result.shape)}. "
-                           f"An in-place op cannot grow its target: use {op.name} instead.")
+        raise RuntimeError(
+            f"{op.name}_: the result must have the target's shape {list(target.shape)}, got {list(result.shape)}. "
+            f"An in-place op cannot grow its target: use {op.name} instead."
+        )
     if not can_cast(result.dtype, target.dtype):
-        raise RuntimeError(f"{op.name}_: result type {result.dtype.name} can't be cast to the target's type {target.dtype.name}. "
-                           f"Use {op.name}, or convert the target with .to().")
+        raise RuntimeError(
+            f"{op.name}_: result type {result.dtype.name} can't be cast to the target's type {target.dtype.name}. "
+            f"Use {op.name}, or convert the target with .to()."
+        )
     if has_internal_overlap(target.shape, target.strides):
-        raise RuntimeError(f"{op.name}_: more than one element of the target (shape {list(target.shape)}, strides {list(target.strides)}) refers "
-                           f"to a single memory location. Call .clone() first.")
+        raise RuntimeError(
+            f"{op.name}_: more than one element of the target (shape {list(target.shape)}, strides {list(target.strides)}) refers "
+            f"to a single memory location. Call .clone() first."
+        )
 
 
 __all__ = ["Graph", "hooks", "run"]

@@ -70,7 +70,10 @@ def schedule_text(result: Schedule) -> str:
         operands = ", ".join(operand_name(o) for o in (*step.operands, *step.outputs))
         how = "library call" if step.recipe is None else f"{step.recipe.name}, {step.params[0]} units"
         lines.append(f"step {number}: {step.name}({operands})  # {how}")
-    shown = [operand_name(b) + ("" if spec is b.spec and not offset else f" as {spec} from element {offset}") for b, spec, offset in result.outputs]
+    shown = [
+        operand_name(b) + ("" if spec is b.spec and not offset else f" as {spec} from element {offset}")
+        for b, spec, offset in result.outputs
+    ]
     return "\n".join([*lines, f"return {', '.join(shown)}"])
 
 
@@ -105,7 +108,12 @@ def buffers_of(step: Step) -> list:
     found = []
     for operand in step.operands:
         buffer = operand.buffer if isinstance(operand, Shifted) else operand
-        if buffer is not ERROR and buffer.role != "scratch" and not isinstance(buffer.spec, NumberSpec) and buffer not in found:
+        if (
+            buffer is not ERROR
+            and buffer.role != "scratch"
+            and not isinstance(buffer.spec, NumberSpec)
+            and buffer not in found
+        ):
             found.append(buffer)
     return found
 

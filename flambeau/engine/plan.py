@@ -25,8 +25,8 @@ from flambeau.passes.decompose import decompose
 from flambeau.runtime import errors, launch, sim
 from flambeau.runtime.allocator import size_class as cpu_size_class
 from flambeau.schedule.fusion import schedule
-from flambeau.templates.launch import Recipe
 from flambeau.schedule.steps import ERROR, Buffer, Schedule, Scratch, Shifted, Step
+from flambeau.templates.launch import Recipe
 
 
 def size_class(nbytes: int, where: device):
@@ -84,7 +84,14 @@ class Call:
     __slots__ = ("op", "ins", "outs", "in_specs", "out_specs", "args")
 
     def __init__(self, op, ins, outs, in_specs, out_specs, args):
-        self.op, self.ins, self.outs, self.in_specs, self.out_specs, self.args = op, ins, outs, in_specs, out_specs, args
+        self.op, self.ins, self.outs, self.in_specs, self.out_specs, self.args = (
+            op,
+            ins,
+            outs,
+            in_specs,
+            out_specs,
+            args,
+        )
 
 
 class Plan:
@@ -121,8 +128,16 @@ class Plan:
         self.steps: list[Launch | Call] = []
         for s in result.steps:
             if s.recipe is None:
-                self.steps.append(Call(s.op, tuple(place(o) for o in s.operands), tuple(place(o) for o in s.outputs), s.specs,
-                                       tuple(o.spec for o in s.outputs), s.args))
+                self.steps.append(
+                    Call(
+                        s.op,
+                        tuple(place(o) for o in s.operands),
+                        tuple(place(o) for o in s.outputs),
+                        s.specs,
+                        tuple(o.spec for o in s.outputs),
+                        s.args,
+                    )
+                )
                 continue
             fails = ERROR in s.operands
             self.may_fail |= fails
@@ -131,10 +146,16 @@ class Plan:
             if settings.debug >= 2:
                 entry = instruments.timed(entry, s)
             self.steps.append(Launch(entry, tuple(place(o) for o in s.operands), launch.block(s.params), s.name, fails))
-        self.outputs = [(position[b], spec, offset * spec.dtype.itemsize, b.role == "input") for b, spec, offset in result.outputs]
+        self.outputs = [
+            (position[b], spec, offset * spec.dtype.itemsize, b.role == "input") for b, spec, offset in result.outputs
+        ]
         self.blocks, self.block_of = self._shared_blocks()
         self.native = self._native() or self._composed()
-        self.fast = None if self.native is None or len(self.outputs) != 1 else (self.native[0], self.native[1][0], self.native[2])
+        self.fast = (
+            None
+            if self.native is None or len(self.outputs) != 1
+            else (self.native[0], self.native[1][0], self.native[2])
+        )
 
     def _shared_blocks(self) -> tuple[list, list[int]]:
         """Blocks for temporaries and scratch, those of disjoint lifetimes in one; and per position behind the inputs the block it has
@@ -149,13 +170,19 @@ class Plan:
                 first.setdefault(p, at)
                 last[p] = at
         classes = [spec.size_class for spec in self.temps] + self.scratch
-        order = sorted((p for p in range(self.inputs, self.error_position) if p not in kept), key=lambda p: first.get(p, 0))
+        order = sorted(
+            (p for p in range(self.inputs, self.error_position) if p not in kept), key=lambda p: first.get(p, 0)
+        )
         blocks: list = []
         busy_until: list[int] = []
         assigned: dict[int, int] = {}
         for p in order:
             wanted = classes[p - self.inputs]
-            fits = [i for i, c in enumerate(blocks) if busy_until[i] < first.get(p, 0) and wanted.nbytes <= c.nbytes <= 2 * wanted.nbytes]
+            fits = [
+                i
+                for i, c in enumerate(blocks)
+                if busy_until[i] < first.get(p, 0) and wanted.nbytes <= c.nbytes <= 2 * wanted.nbytes
+            ]
             if fits:
                 block = min(fits, key=lambda i: blocks[i].nbytes)
             else:
@@ -175,7 +202,9 @@ class Plan:
             return None
         for i, (position, spec, offset, is_input) in enumerate(self.outputs):
             made = self.temps[i]
-            same = spec is made or (spec.contiguous and made.contiguous and spec.numel == made.numel)  # shown in another shape
+            same = spec is made or (
+                spec.contiguous and made.contiguous and spec.numel == made.numel
+            )  # shown in another shape
             if is_input or offset or position != self.inputs + i or not same:
                 return None
         for _, spec, _, _ in self.outputs:

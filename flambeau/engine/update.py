@@ -28,7 +28,11 @@ eager.other_plans.append(_plans)
 
 
 def run(
-    function: Callable[..., tuple], written: tuple[int, ...], tensors: Sequence[Any], numbers: Sequence[Any] = (), flags: tuple = ()
+    function: Callable[..., tuple],
+    written: tuple[int, ...],
+    tensors: Sequence[Any],
+    numbers: Sequence[Any] = (),
+    flags: tuple = (),
 ) -> None:
     """tensors[i] for i in `written` become function(*tensors, *numbers, *flags). No autograd."""
     values = (*tensors, *numbers)
@@ -73,7 +77,9 @@ def plan_for(function: Callable, written: tuple[int, ...], values: Sequence[Any]
     return make_plan(graph, specs[0].device)
 
 
-def compute(function: Callable[..., tuple], tensors: Sequence[Any], numbers: Sequence[Any] = (), flags: tuple = ()) -> tuple:
+def compute(
+    function: Callable[..., tuple], tensors: Sequence[Any], numbers: Sequence[Any] = (), flags: tuple = ()
+) -> tuple:
     """function(*tensors, *numbers, *flags), planned as one graph: a tuple of new tensors. No autograd."""
     values = (*tensors, *numbers)
     if bind.MODES or any(hasattr(x, "spec") and x.spec.is_slow for x in values):

@@ -7,8 +7,9 @@ Compared: each result of each op that runs eagerly, in-place forms included, and
 as one fused plan. The tolerance follows from the coarsest dtype among result, reference and inputs (`RELATIVE` below): of each element
 for pointwise ops, of the largest element for all others.
 
-Not compared: ops that say their values are random (those that take seed and offset are not among them); ops without a reference; what a reference declines to compute (it raises; `skipped` counts
-these by op); views, which compute nothing; elements where both are NaN; fused plans (captured and compiled functions, optimiser steps),
+Not compared: ops that say their values are random (those that take seed and offset are not among them); ops without a
+reference; what a reference declines to compute (it raises; `skipped` counts these by op); views, which compute
+nothing; elements where both are NaN; fused plans (captured and compiled functions, optimiser steps),
 whose ops have been compared one by one if they ran eagerly before; work on failed devices.
 
 It costs the copies, the reference and the eager fast path: for finding defects, not for running programs. May not know: tensors (it reads
@@ -24,7 +25,6 @@ from typing import Any
 from flambeau.base.errors import InternalError
 from flambeau.base.lazy import np
 from flambeau.core.device import CPU
-from flambeau.core.spec import Spec
 from flambeau.engine.plan import array_at
 from flambeau.ir.op import POINTWISE, VIEW, Op, Refused
 from flambeau.runtime import sim
@@ -71,7 +71,9 @@ class Watch:
         if len(references) != len(outs):
             self.fail(f"{len(outs)} results where the reference has {len(references)}", outs, graph)
         for number, (out, reference) in enumerate(zip(outs, references)):
-            difference = first_difference(read(out), np.asarray(reference), self.tolerance(out), self.op.kind == POINTWISE)
+            difference = first_difference(
+                read(out), np.asarray(reference), self.tolerance(out), self.op.kind == POINTWISE
+            )
             if difference:
                 self.fail(f"result {number} {difference}" if several else difference, outs, graph)
         compared[self.op.name] += 1
@@ -84,8 +86,11 @@ class Watch:
     def fail(self, difference: str, outs: tuple, graph: Any) -> None:
         inputs = ", ".join(f"{p.name} {describe(a)}" for p, a in zip(self.op.params, self.args))
         results = ", ".join(str(o.spec) for o in outs)
-        raise InternalError(f"{self.op.name}: the result must be the reference's, got {difference}. Inputs: {inputs}. Results: {results}.",
-                            str(graph), f"run the call alone with FLAMBEAU_VALIDATE=1 FLAMBEAU_DUMP=dir; dir then has its kernels.")
+        raise InternalError(
+            f"{self.op.name}: the result must be the reference's, got {difference}. Inputs: {inputs}. Results: {results}.",
+            str(graph),
+            "run the call alone with FLAMBEAU_VALIDATE=1 FLAMBEAU_DUMP=dir; dir then has its kernels.",
+        )
 
 
 def watch(op: Op, args: tuple) -> Watch | None:

@@ -52,15 +52,23 @@ def verify_nest(result: Schedule, number: int, step: Step, nest: LoopNest, writt
             continue
         if isinstance(buffer.spec, NumberSpec):
             fail(result, number, step, f"{operand_name(buffer)} is a number and has no memory")
-        if isinstance(node, Load) and buffer not in written and not any(
-                isinstance(n, Store) and n.slot == node.slot for n in nest.program):
+        if (
+            isinstance(node, Load)
+            and buffer not in written
+            and not any(isinstance(n, Store) and n.slot == node.slot for n in nest.program)
+        ):
             fail(result, number, step, f"{operand_name(buffer)} is read before anything writes it")
         if isinstance(node, Store):
             written.add(buffer)
         low, high = reach(node, sizes, step.params, nest)
         item = BY_NAME[node.dtype].itemsize
         if 0 not in sizes and (low < 0 or shift + (high + 1) * item > buffer.spec.nbytes):
-            fail(result, number, step, f"elements {low} to {high} of {operand_name(operand)} are touched, which has {buffer.spec.nbytes} bytes")
+            fail(
+                result,
+                number,
+                step,
+                f"elements {low} to {high} of {operand_name(operand)} are touched, which has {buffer.spec.nbytes} bytes",
+            )
 
 
 def reach(node: Load | Store, sizes: Sequence[int], params: Sequence[int], nest: LoopNest) -> tuple[int, int]:
@@ -79,8 +87,11 @@ def reach(node: Load | Store, sizes: Sequence[int], params: Sequence[int], nest:
 
 def fail(result: Schedule, number: int, step: Step | None, what: str) -> None:
     name = f" ({step.name})" if step is not None else ""
-    raise InternalError(f"schedule: step {number}{name} must stay inside what it may touch, but {what}.", schedule_text(result),
-                        "run the call alone with FLAMBEAU_CHECK=1 FLAMBEAU_DEBUG=5.")
+    raise InternalError(
+        f"schedule: step {number}{name} must stay inside what it may touch, but {what}.",
+        schedule_text(result),
+        "run the call alone with FLAMBEAU_CHECK=1 FLAMBEAU_DEBUG=5.",
+    )
 
 
 __all__ = ["verify_schedule"]

@@ -24,7 +24,13 @@ HistogramDD = namedtuple("histogramdd", ("hist", "bin_edges"))
 
 
 # ------------------------------------------------------------------ distinct elements
-def unique(input: Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None) -> Any:
+def unique(
+    input: Tensor,
+    sorted: bool = True,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+    dim: int | None = None,
+) -> Any:
     """The distinct elements (or slices along `dim`), in order.
 
     With `return_inverse` also where each element went, with `return_counts` how often each is there.
@@ -36,14 +42,27 @@ def unique(input: Tensor, sorted: bool = True, return_inverse: bool = False, ret
     return _distinct(values.reshape(-1, 1), fresh, order, tuple(input.shape), return_inverse, return_counts, 0, (-1,))
 
 
-def unique_consecutive(input: Tensor, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None) -> Any:
+def unique_consecutive(
+    input: Tensor, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
+) -> Any:
     """The elements (or slices along `dim`) that differ from the one before; see `unique`."""
     if dim is not None and input.ndim:
         at = canonical_dim("unique_consecutive", dim, input.ndim)
         rows = _as_rows(input, at)
-        return _distinct(rows, _rows_differ(rows), None, (input.shape[at],), return_inverse, return_counts, at, _slice_shape(input, at))
+        return _distinct(
+            rows,
+            _rows_differ(rows),
+            None,
+            (input.shape[at],),
+            return_inverse,
+            return_counts,
+            at,
+            _slice_shape(input, at),
+        )
     flat = input.reshape(-1)
-    return _distinct(flat.reshape(-1, 1), _differs(flat), None, tuple(input.shape), return_inverse, return_counts, 0, (-1,))
+    return _distinct(
+        flat.reshape(-1, 1), _differs(flat), None, tuple(input.shape), return_inverse, return_counts, 0, (-1,)
+    )
 
 
 def _as_rows(input: Tensor, at: int) -> Tensor:
@@ -74,7 +93,9 @@ def _unique_slices(input: Tensor, at: int, return_inverse: bool, return_counts: 
         keys = REGISTRY["index_select"](REGISTRY["select"](rows, 1, column), 0, order)
         order = REGISTRY["index_select"](order, 0, REGISTRY["argsort"](keys, 0))
     rows = REGISTRY["index_select"](rows, 0, order)
-    return _distinct(rows, _rows_differ(rows), order, (input.shape[at],), return_inverse, return_counts, at, _slice_shape(input, at))
+    return _distinct(
+        rows, _rows_differ(rows), order, (input.shape[at],), return_inverse, return_counts, at, _slice_shape(input, at)
+    )
 
 
 def _differs(flat: Tensor) -> Tensor:
@@ -92,7 +113,9 @@ def _rows_differ(rows: Tensor) -> Tensor:
     n = rows.shape[0]
     if n < 2:
         return REGISTRY["full"]((n,), 0, dtype=int64, device=rows.device)
-    changed = REGISTRY["any"](REGISTRY["ne"](REGISTRY["narrow"](rows, 0, 1, n - 1), REGISTRY["narrow"](rows, 0, 0, n - 1)), 1)
+    changed = REGISTRY["any"](
+        REGISTRY["ne"](REGISTRY["narrow"](rows, 0, 1, n - 1), REGISTRY["narrow"](rows, 0, 0, n - 1)), 1
+    )
     first = REGISTRY["full"]((1,), 0, dtype=int64, device=rows.device)
     return REGISTRY["cat"]((first, REGISTRY["to_dtype"](changed, int64)), 0)
 
@@ -112,7 +135,9 @@ def _distinct(
     n = rows.shape[0]
     count = int(REGISTRY["select"](group, 0, n - 1).item()) + 1 if n else 0
     here = REGISTRY["positions"](n, device=rows.device)
-    first = REGISTRY["scatter_reduce"](REGISTRY["full"]((count,), n, dtype=int64, device=rows.device), 0, group, here, "amin")
+    first = REGISTRY["scatter_reduce"](
+        REGISTRY["full"]((count,), n, dtype=int64, device=rows.device), 0, group, here, "amin"
+    )
     values = REGISTRY["index_select"](rows, 0, first)
     values = values.reshape(*(count if d == -1 else d for d in slice_shape))
     if at:
@@ -130,18 +155,28 @@ def _distinct(
 def bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
     """How often each non-negative integer is there, or the sum of its weights. As long as the largest one asks, at least `minlength`."""
     if input.ndim != 1 or not input.dtype.is_integral or input.dtype.name == "bool":
-        raise RuntimeError(message("bincount", "only supports 1-d non-negative integral inputs", f"{input.dtype.name}{list(input.shape)}"))
+        raise RuntimeError(
+            message(
+                "bincount", "only supports 1-d non-negative integral inputs", f"{input.dtype.name}{list(input.shape)}"
+            )
+        )
     if minlength < 0:
         raise RuntimeError(message("bincount", "minlength should be >= 0", str(minlength)))
     if weights is not None and tuple(weights.shape) != tuple(input.shape):
         raise RuntimeError(
-            message("bincount", "weights should be 1-d and have the same length as input", f"{list(weights.shape)} for {list(input.shape)}")
+            message(
+                "bincount",
+                "weights should be 1-d and have the same length as input",
+                f"{list(weights.shape)} for {list(input.shape)}",
+            )
         )
     size = minlength
     if input.numel():
         smallest, largest = REGISTRY["aminmax"](input)
         if smallest.item() < 0:
-            raise RuntimeError(message("bincount", "only supports 1-d non-negative integral inputs", f"an element {smallest.item()}"))
+            raise RuntimeError(
+                message("bincount", "only supports 1-d non-negative integral inputs", f"an element {smallest.item()}")
+            )
         size = max(size, largest.item() + 1)
     if weights is not None and weights.dtype is not float32:
         weights = REGISTRY["to_dtype"](weights, float64)
@@ -149,14 +184,22 @@ def bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -
 
 
 def histogram(
-    input: Tensor, bins: Any, *, range: Sequence[float] | None = None, weight: Tensor | None = None, density: bool = False, out: Any = None
+    input: Tensor,
+    bins: Any,
+    *,
+    range: Sequence[float] | None = None,
+    weight: Tensor | None = None,
+    density: bool = False,
+    out: Any = None,
 ) -> Histogram:
     """(counts or sums of weights per bin, edges). `bins`: edges, or how many equal bins over `range` (the data's if not given)."""
     flat = input.reshape(-1)
     edges = _edges("histogram", flat, bins, range)
     if weight is not None:
         _check_weight("histogram", weight, tuple(input.shape), input)
-    counts = _counted([REGISTRY["bin_numbers"](flat, edges)], [edges], None if weight is None else weight.reshape(-1), flat)
+    counts = _counted(
+        [REGISTRY["bin_numbers"](flat, edges)], [edges], None if weight is None else weight.reshape(-1), flat
+    )
     return Histogram(_density(counts, [edges]) if density else counts, edges)
 
 
@@ -183,10 +226,18 @@ def _edges(name: str, flat: Tensor, bins: Any, ends: Sequence[float] | None) -> 
     if isinstance(bins, Tensor):
         if bins.dtype is not flat.dtype:
             raise RuntimeError(
-                message(name, "input tensor and bins tensors should have the same dtype", f"{flat.dtype.name} and {bins.dtype.name}")
+                message(
+                    name,
+                    "input tensor and bins tensors should have the same dtype",
+                    f"{flat.dtype.name} and {bins.dtype.name}",
+                )
             )
         if bins.ndim != 1 or not bins.numel():
-            raise RuntimeError(message(name, "bins tensor should have one dimension and more than 0 elements", f"shape {list(bins.shape)}"))
+            raise RuntimeError(
+                message(
+                    name, "bins tensor should have one dimension and more than 0 elements", f"shape {list(bins.shape)}"
+                )
+            )
         return bins
     if bins <= 0:
         raise RuntimeError(message(name, "bins must be > 0", str(bins)))
@@ -219,16 +270,27 @@ def _density(counts: Tensor, edges: list[Tensor]) -> Tensor:
 
 
 def histogramdd(
-    input: Tensor, bins: Any, *, range: Sequence[float] | None = None, weight: Tensor | None = None, density: bool = False
+    input: Tensor,
+    bins: Any,
+    *,
+    range: Sequence[float] | None = None,
+    weight: Tensor | None = None,
+    density: bool = False,
 ) -> HistogramDD:
     """Counts over several variables at once: those of the last dim. `bins`: a number, numbers, or edges per variable."""
     if input.ndim < 2:
-        raise RuntimeError(message("histogramdd", "input tensor should have at least 2 dimensions", f"shape {list(input.shape)}"))
+        raise RuntimeError(
+            message("histogramdd", "input tensor should have at least 2 dimensions", f"shape {list(input.shape)}")
+        )
     n = input.shape[-1]
     every = [bins] * n if isinstance(bins, int) else list(bins)
     if len(every) != n:
         raise RuntimeError(
-            message("histogramdd", "the size of bins must be equal to the innermost dimension of the input", f"{len(every)} and {n}")
+            message(
+                "histogramdd",
+                "the size of bins must be equal to the innermost dimension of the input",
+                f"{len(every)} and {n}",
+            )
         )
     ends = [None] * n if range is None else [tuple(range[2 * i : 2 * i + 2]) for i in builtins.range(n)]
     data = input.reshape(-1, n)

@@ -12,14 +12,32 @@ from flambeau._tensor import Tensor
 from flambeau.base.errors import message
 from flambeau.core.dtype import int64
 from flambeau.factories import tensor
+from flambeau.forms.shape import atleast_1d, atleast_2d, atleast_3d, flatten, meshgrid, plain_sizes, strided_place
 from flambeau.indexing import coordinates, nonzero, trimmed
 from flambeau.ir.op import REGISTRY
-from flambeau.forms.shape import atleast_1d, atleast_2d, atleast_3d, flatten, meshgrid, plain_sizes, strided_place
 
 __all__ = [
-    "as_strided_scatter", "block_diag", "cartesian_prod", "column_stack", "combinations", "cross", "diag", "diagflat", "dstack", "hstack",
-    "index_put", "index_put_",
-    "nonzero_static", "repeat_interleave", "row_stack", "scatter", "take_along_dim", "tile", "vander", "vstack", "where",
+    "as_strided_scatter",
+    "block_diag",
+    "cartesian_prod",
+    "column_stack",
+    "combinations",
+    "cross",
+    "diag",
+    "diagflat",
+    "dstack",
+    "hstack",
+    "index_put",
+    "index_put_",
+    "nonzero_static",
+    "repeat_interleave",
+    "row_stack",
+    "scatter",
+    "take_along_dim",
+    "tile",
+    "vander",
+    "vstack",
+    "where",
 ]
 
 
@@ -28,7 +46,9 @@ def _list(name: str, tensors: Any) -> tuple:
     if isinstance(tensors, Tensor):
         raise TypeError(message(name, "tensors must be a list or tuple of tensors", "a tensor"))
     if not tensors:
-        raise RuntimeError(message(name, f"at least one tensor must be given ({name} expects a non-empty TensorList)", "none"))
+        raise RuntimeError(
+            message(name, f"at least one tensor must be given ({name} expects a non-empty TensorList)", "none")
+        )
     return tuple(tensors)
 
 
@@ -53,9 +73,10 @@ def dstack(tensors: Any, *, out: Tensor | None = None) -> Tensor:
 
 def column_stack(tensors: Any, *, out: Tensor | None = None) -> Tensor:
     """Tensors joined along dim 1, vectors as columns."""
-    found = tuple(x if x.spec.ndim > 1 else REGISTRY["view" if x.spec.contiguous else "reshape"](x, (x.spec.numel,
-                                                                                                     1)) for x in _list("column_stack",
-                                                                                                                        tensors))
+    found = tuple(
+        x if x.spec.ndim > 1 else REGISTRY["view" if x.spec.contiguous else "reshape"](x, (x.spec.numel, 1))
+        for x in _list("column_stack", tensors)
+    )
     return REGISTRY["cat"](found, 1, out=out)
 
 
@@ -67,23 +88,31 @@ def block_diag(*tensors: Tensor) -> Tensor:
 def cartesian_prod(*tensors: Tensor) -> Tensor:
     """All choices of one element from each vector, as rows."""
     if any(x.spec.ndim != 1 for x in tensors):
-        raise RuntimeError(message("cartesian_prod", "inputs must be vectors (Expect a 1D vector)", [list(x.shape) for x in tensors]))
+        raise RuntimeError(
+            message("cartesian_prod", "inputs must be vectors (Expect a 1D vector)", [list(x.shape) for x in tensors])
+        )
     if len(tensors) == 1:
         return tensors[0]
-    return REGISTRY["stack"](tuple(REGISTRY["reshape"](g, (-1,) if g.spec.numel else (0,)) for g in meshgrid(*tensors)), 1)
+    return REGISTRY["stack"](
+        tuple(REGISTRY["reshape"](g, (-1,) if g.spec.numel else (0,)) for g in meshgrid(*tensors)), 1
+    )
 
 
 def combinations(input: Tensor, r: int = 2, with_replacement: bool = False) -> Tensor:
     """All choices of r elements of a vector, in order, as rows."""
     if input.spec.ndim != 1:
-        raise RuntimeError(message("combinations", "the input must be a vector (Expect a 1D vector)", f"shape {list(input.shape)}"))
+        raise RuntimeError(
+            message("combinations", "the input must be a vector (Expect a 1D vector)", f"shape {list(input.shape)}")
+        )
     if r < 0:
         raise RuntimeError(message("combinations", "r must be non-negative (Expect a non-negative number)", r))
     if r == 0:
         return REGISTRY["contiguous_copy"](REGISTRY["narrow"](input, 0, 0, 0))
     choose = itertools.combinations_with_replacement if with_replacement else itertools.combinations
     rows = list(choose(range(input.spec.numel), r))
-    places = tensor(rows, device=input.device) if rows else REGISTRY["full"]((0, r), 0, dtype=int64, device=input.device)
+    places = (
+        tensor(rows, device=input.device) if rows else REGISTRY["full"]((0, r), 0, dtype=int64, device=input.device)
+    )
     return REGISTRY["index"](input, (places,))
 
 
@@ -99,15 +128,20 @@ def tile(input: Tensor, *dims: Any) -> Tensor:
     return REGISTRY["repeat"](input, (1,) * (input.spec.ndim - len(dims)) + dims)
 
 
-def repeat_interleave(input: Tensor, repeats: Any = None, dim: int | None = None, *, output_size: int | None = None) -> Tensor:
+def repeat_interleave(
+    input: Tensor, repeats: Any = None, dim: int | None = None, *, output_size: int | None = None
+) -> Tensor:
     """Each element (or index of `dim`) repeated in a row: `repeats` times, or as often as a vector says.
 
     With a vector alone, the indices it counts. Raises: RuntimeError where counts are negative or do not fit the dim.
     """
     if repeats is None:
         counts = _counts(input)
-        return tensor(list(itertools.chain.from_iterable(itertools.repeat(i, n) for i, n in enumerate(counts))), dtype=int64,
-                      device=input.device)
+        return tensor(
+            list(itertools.chain.from_iterable(itertools.repeat(i, n) for i, n in enumerate(counts))),
+            dtype=int64,
+            device=input.device,
+        )
     if dim is None:
         input, dim = flatten(input), 0
     elif not input.spec.ndim:
@@ -117,8 +151,13 @@ def repeat_interleave(input: Tensor, repeats: Any = None, dim: int | None = None
             counts = _counts(repeats)
             n = input.spec.shape[dim]
             if len(counts) != n:
-                raise RuntimeError(message("repeat_interleave", f"repeats must have the same size as input along dim {dim}, {n}",
-                                           len(counts)))
+                raise RuntimeError(
+                    message(
+                        "repeat_interleave",
+                        f"repeats must have the same size as input along dim {dim}, {n}",
+                        len(counts),
+                    )
+                )
             places = repeat_interleave(repeats)
             return REGISTRY["index_select"](input, dim, places)
         repeats = int(repeats.item())
@@ -129,7 +168,9 @@ def repeat_interleave(input: Tensor, repeats: Any = None, dim: int | None = None
 
 def _counts(repeats: Tensor) -> list[int]:
     if repeats.spec.ndim != 1:
-        raise RuntimeError(message("repeat_interleave", "repeats must be 0-dim or 1-dim tensor", f"shape {list(repeats.shape)}"))
+        raise RuntimeError(
+            message("repeat_interleave", "repeats must be 0-dim or 1-dim tensor", f"shape {list(repeats.shape)}")
+        )
     if repeats.spec.dtype.name not in ("int64", "int32"):
         raise RuntimeError(message("repeat_interleave", "repeats has to be Long or Int tensor", repeats.dtype.name))
     counts = repeats.tolist()
@@ -144,8 +185,13 @@ def diag(input: Tensor, diagonal: int = 0, *, out: Tensor | None = None) -> Tens
     if input.spec.ndim == 1:
         return REGISTRY["diag_embed"](input, diagonal, out=out)
     if input.spec.ndim != 2:
-        raise RuntimeError(message("diag", "the input must have 1 or 2 dims (diag(): Supports 1D or 2D tensors)",
-                                   f"shape {list(input.shape)}"))
+        raise RuntimeError(
+            message(
+                "diag",
+                "the input must have 1 or 2 dims (diag(): Supports 1D or 2D tensors)",
+                f"shape {list(input.shape)}",
+            )
+        )
     return REGISTRY["contiguous_copy"](REGISTRY["diagonal"](input, diagonal, 0, 1), out=out)
 
 
@@ -159,14 +205,20 @@ def cross(input: Tensor, other: Tensor, dim: int | None = None, *, out: Tensor |
     if dim is None:
         dim = next((d for d, n in enumerate(input.spec.shape) if n == 3), None)
         if dim is None:
-            raise RuntimeError(message("cross", "one dim must have size 3 (no dimension of size 3 in input)", f"shape {list(input.shape)}"))
+            raise RuntimeError(
+                message(
+                    "cross", "one dim must have size 3 (no dimension of size 3 in input)", f"shape {list(input.shape)}"
+                )
+            )
     return REGISTRY["cross_product"](input, other, dim=dim, out=out)
 
 
 def vander(x: Tensor, N: int | None = None, increasing: bool = False) -> Tensor:
     """Powers of a vector's elements as columns, the highest first unless `increasing`."""
     if x.spec.ndim != 1:
-        raise RuntimeError(message("vander", "x must be a vector (x must be a one-dimensional tensor)", f"shape {list(x.shape)}"))
+        raise RuntimeError(
+            message("vander", "x must be a vector (x must be a one-dimensional tensor)", f"shape {list(x.shape)}")
+        )
     count = x.spec.numel if N is None else N
     if count < 0:
         raise RuntimeError(message("vander", "N must be non-negative", count))
@@ -189,16 +241,28 @@ def index_put_(input: Tensor, indices: Any, values: Tensor, accumulate: bool = F
 
 
 def _indices(indices: Any) -> tuple:
-    return trimmed(coordinates([REGISTRY["ne"](i, 0) if i is not None and i.spec.dtype.name == "uint8" else i for i in indices]))
+    return trimmed(
+        coordinates([REGISTRY["ne"](i, 0) if i is not None and i.spec.dtype.name == "uint8" else i for i in indices])
+    )
 
 
-def scatter(input: Tensor, dim: int, index: Tensor, src: Any = None, *, value: Any = None, reduce: str | None = None,
-            out: Tensor | None = None) -> Tensor:
+def scatter(
+    input: Tensor,
+    dim: int,
+    index: Tensor,
+    src: Any = None,
+    *,
+    value: Any = None,
+    reduce: str | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
     """A copy with a tensor or a number written where `index` says along `dim`."""
     return REGISTRY["scatter"](input, dim, index, value if src is None else src, reduce=reduce, out=out)
 
 
-def scatter_in_place(self: Tensor, dim: int, index: Tensor, src: Any = None, *, value: Any = None, reduce: str | None = None) -> Tensor:
+def scatter_in_place(
+    self: Tensor, dim: int, index: Tensor, src: Any = None, *, value: Any = None, reduce: str | None = None
+) -> Tensor:
     """In-place form of `scatter`."""
     return REGISTRY["scatter"].in_place(self, dim, index, value if src is None else src, reduce=reduce)
 
@@ -234,8 +298,20 @@ def where_method(self: Tensor, condition: Tensor, other: Any) -> Tensor:
     return REGISTRY["where"](condition, self, other)
 
 
-_METHODS = (repeat, tile, repeat_interleave, diag, diagflat, cross, index_put, index_put_, scatter, take_along_dim, nonzero_static,
-            as_strided_scatter)
+_METHODS = (
+    repeat,
+    tile,
+    repeat_interleave,
+    diag,
+    diagflat,
+    cross,
+    index_put,
+    index_put_,
+    scatter,
+    take_along_dim,
+    nonzero_static,
+    as_strided_scatter,
+)
 
 
 def install() -> None:

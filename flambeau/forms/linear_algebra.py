@@ -9,7 +9,6 @@ from collections import namedtuple
 from typing import Any
 
 from flambeau._tensor import Tensor
-from flambeau.base.errors import LinAlgError
 from flambeau.ir.op import REGISTRY
 
 __all__ = ["lu", "pinverse"]
@@ -29,7 +28,15 @@ def _tolerances(name: str, A: Tensor, atol: Any, rtol: Any) -> tuple:
     return (*tensors, *(None if isinstance(x, Tensor) else x for x in (atol, rtol)))
 
 
-def pinv(A: Tensor, *args: Any, atol: Any = None, rtol: Any = None, hermitian: bool = False, rcond: Any = None, out: Tensor | None = None) -> Tensor:
+def pinv(
+    A: Tensor,
+    *args: Any,
+    atol: Any = None,
+    rtol: Any = None,
+    hermitian: bool = False,
+    rcond: Any = None,
+    out: Tensor | None = None,
+) -> Tensor:
     """The pseudo-inverse: singular values up to max(atol, rtol * largest) count as zero. `rcond` is rtol's former name.
 
     Raises: RuntimeError for a tolerance of complex dtype.
@@ -49,7 +56,15 @@ def pinverse(input: Tensor, rcond: float = 1e-15) -> Tensor:
     return pinv(input, rcond=rcond)
 
 
-def matrix_rank(A: Tensor, *args: Any, atol: Any = None, rtol: Any = None, hermitian: bool = False, tol: Any = None, out: Tensor | None = None) -> Tensor:
+def matrix_rank(
+    A: Tensor,
+    *args: Any,
+    atol: Any = None,
+    rtol: Any = None,
+    hermitian: bool = False,
+    tol: Any = None,
+    out: Tensor | None = None,
+) -> Tensor:
     """How many singular values are larger than max(atol, rtol * largest); `tol` is an absolute tolerance."""
     if args:
         tol = args[0]
@@ -72,7 +87,6 @@ def lu(A: Tensor, pivot: bool = True, get_infos: bool = False, out: Any = None) 
     """(LU, pivots) packed as LAPACK does, with infos if asked."""
     found = REGISTRY["lu_factor_ex"](A, pivot=pivot, check_errors=not get_infos)
     return lu_result(*found) if get_infos else tuple(found[:2])
-
 
 
 def install() -> None:

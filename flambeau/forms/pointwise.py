@@ -34,8 +34,10 @@ def pow(input: Any, exponent: Any, *, out: Tensor | None = None) -> Tensor:
 
 def _check_exponent(input: Any, exponent: Any) -> None:
     if type(exponent) is int and exponent < 0 and isinstance(input, Tensor) and input.spec.dtype.is_integral:
-        raise RuntimeError(f"pow: Integers to negative integer powers are not allowed: the exponent of {input.spec.dtype.name} must be "
-                           f"0 or more, got {exponent}. Use a float exponent.")
+        raise RuntimeError(
+            f"pow: Integers to negative integer powers are not allowed: the exponent of {input.spec.dtype.name} must be "
+            f"0 or more, got {exponent}. Use a float exponent."
+        )
 
 
 def pow_(self: Tensor, exponent: Any) -> Tensor:
@@ -84,14 +86,18 @@ def polygamma(n: int, input: Tensor, *, out: Tensor | None = None) -> Tensor:
     return REGISTRY["polygamma"](input, n, out=out)
 
 
-def rrelu(input: Tensor, lower: float = 1.0 / 8, upper: float = 1.0 / 3, training: bool = False, inplace: bool = False) -> Tensor:
+def rrelu(
+    input: Tensor, lower: float = 1.0 / 8, upper: float = 1.0 / 3, training: bool = False, inplace: bool = False
+) -> Tensor:
     """x above zero; below, x times a slope drawn from [lower, upper] per element in training, their mean otherwise.
 
     Raises: RuntimeError unless 0 <= lower <= upper.
     """
     if not 0 <= lower <= upper:
-        raise RuntimeError(f"rrelu: Lower bound should be less than or equal to the upper bound, got lower={lower} and upper={upper}. "
-                           f"Swap them.")
+        raise RuntimeError(
+            f"rrelu: Lower bound should be less than or equal to the upper bound, got lower={lower} and upper={upper}. "
+            f"Swap them."
+        )
     if not training:
         op = REGISTRY["leaky_relu"]
         return (op.in_place if inplace else op.function)(input, (lower + upper) / 2)
@@ -120,9 +126,18 @@ def _part(name: str) -> property:
 
 # ---------------------------------------------------------------------- operators that write in place
 IN_PLACE_OPERATORS = {
-    "__iadd__": "add", "__isub__": "sub", "__imul__": "mul", "__itruediv__": "true_divide", "__idiv__": "true_divide",
-    "__ifloordiv__": "floor_divide", "__imod__": "remainder", "__iand__": "bitwise_and", "__ior__": "bitwise_or", "__ixor__": "bitwise_xor",
-    "__ilshift__": "bitwise_left_shift", "__irshift__": "bitwise_right_shift",
+    "__iadd__": "add",
+    "__isub__": "sub",
+    "__imul__": "mul",
+    "__itruediv__": "true_divide",
+    "__idiv__": "true_divide",
+    "__ifloordiv__": "floor_divide",
+    "__imod__": "remainder",
+    "__iand__": "bitwise_and",
+    "__ior__": "bitwise_or",
+    "__ixor__": "bitwise_xor",
+    "__ilshift__": "bitwise_left_shift",
+    "__irshift__": "bitwise_right_shift",
 }
 
 
@@ -149,8 +164,15 @@ def install(from_array: Callable[[Any], Tensor]) -> None:
     for name, op in IN_PLACE_OPERATORS.items():
         setattr(Tensor, name, _writer(op))
     for name, function in (
-        ("pow", pow), ("pow_", pow_), ("__pow__", _power_operator), ("__ipow__", pow_), ("where", _where_method), ("allclose", allclose),
-        ("equal", equal), ("polygamma", REGISTRY["polygamma"].function), ("polygamma_", REGISTRY["polygamma"].in_place),
+        ("pow", pow),
+        ("pow_", pow_),
+        ("__pow__", _power_operator),
+        ("__ipow__", pow_),
+        ("where", _where_method),
+        ("allclose", allclose),
+        ("equal", equal),
+        ("polygamma", REGISTRY["polygamma"].function),
+        ("polygamma_", REGISTRY["polygamma"].in_place),
     ):
         setattr(Tensor, name, function)
     for name in ("real", "imag"):

@@ -40,12 +40,18 @@ def min(input: Tensor, dim: Any = None, keepdim: bool = False, *, other: Any = N
 
 def median(input: Tensor, dim: int | None = None, keepdim: bool = False, *, out: Any = None) -> Any:
     """Lower of the middle elements; (values, indices) along `dim`."""
-    return REGISTRY["median_all"](input) if dim is None else REGISTRY["median_dim"](input, dim, keepdim, **_given(out=out))
+    return (
+        REGISTRY["median_all"](input) if dim is None else REGISTRY["median_dim"](input, dim, keepdim, **_given(out=out))
+    )
 
 
 def nanmedian(input: Tensor, dim: int | None = None, keepdim: bool = False, *, out: Any = None) -> Any:
     """Lower of the middle elements that are not NaN; (values, indices) along `dim`."""
-    return REGISTRY["nanmedian_all"](input) if dim is None else REGISTRY["nanmedian_dim"](input, dim, keepdim, **_given(out=out))
+    return (
+        REGISTRY["nanmedian_all"](input)
+        if dim is None
+        else REGISTRY["nanmedian_dim"](input, dim, keepdim, **_given(out=out))
+    )
 
 
 def _moment(name: str, input: Tensor, dim: Any, unbiased: Any, keepdim: bool, correction: Any, out: Any) -> Any:
@@ -57,28 +63,50 @@ def _moment(name: str, input: Tensor, dim: Any, unbiased: Any, keepdim: bool, co
 
 
 def var(
-    input: Tensor, dim: Any = None, unbiased: bool | None = None, keepdim: bool = False, *, correction: float | None = None, out: Any = None
+    input: Tensor,
+    dim: Any = None,
+    unbiased: bool | None = None,
+    keepdim: bool = False,
+    *,
+    correction: float | None = None,
+    out: Any = None,
 ) -> Tensor:
     """Variance over `dim`: squared distances from the mean, divided by n - correction (1 unless told; `unbiased=False` is 0)."""
     return _moment("variance", input, dim, unbiased, keepdim, correction, out)
 
 
 def std(
-    input: Tensor, dim: Any = None, unbiased: bool | None = None, keepdim: bool = False, *, correction: float | None = None, out: Any = None
+    input: Tensor,
+    dim: Any = None,
+    unbiased: bool | None = None,
+    keepdim: bool = False,
+    *,
+    correction: float | None = None,
+    out: Any = None,
 ) -> Tensor:
     """Standard deviation over `dim`; see `var`."""
     return _moment("standard_deviation", input, dim, unbiased, keepdim, correction, out)
 
 
 def var_mean(
-    input: Tensor, dim: Any = None, unbiased: bool | None = None, keepdim: bool = False, *, correction: float | None = None
+    input: Tensor,
+    dim: Any = None,
+    unbiased: bool | None = None,
+    keepdim: bool = False,
+    *,
+    correction: float | None = None,
 ) -> Any:
     """(variance, mean) over `dim`; see `var`."""
     return _moment("variance_mean", input, dim, unbiased, keepdim, correction, None)
 
 
 def std_mean(
-    input: Tensor, dim: Any = None, unbiased: bool | None = None, keepdim: bool = False, *, correction: float | None = None
+    input: Tensor,
+    dim: Any = None,
+    unbiased: bool | None = None,
+    keepdim: bool = False,
+    *,
+    correction: float | None = None,
 ) -> Any:
     """(standard deviation, mean) over `dim`; see `var`."""
     return _moment("standard_deviation_mean", input, dim, unbiased, keepdim, correction, None)
@@ -93,27 +121,46 @@ def _quantile(name: str, input: Tensor, q: Any, dim: int | None, keepdim: bool, 
 
 
 def quantile(
-    input: Tensor, q: Any, dim: int | None = None, keepdim: bool = False, *, interpolation: str = "linear", out: Any = None
+    input: Tensor,
+    q: Any,
+    dim: int | None = None,
+    keepdim: bool = False,
+    *,
+    interpolation: str = "linear",
+    out: Any = None,
 ) -> Tensor:
     """The values below which shares `q` of the elements along `dim` lie; NaN where there is one."""
     return _quantile("quantile", input, q, dim, keepdim, interpolation, out)
 
 
 def nanquantile(
-    input: Tensor, q: Any, dim: int | None = None, keepdim: bool = False, *, interpolation: str = "linear", out: Any = None
+    input: Tensor,
+    q: Any,
+    dim: int | None = None,
+    keepdim: bool = False,
+    *,
+    interpolation: str = "linear",
+    out: Any = None,
 ) -> Tensor:
     """The values below which shares `q` of the elements along `dim` lie, NaN left out."""
     return _quantile("nanquantile", input, q, dim, keepdim, interpolation, out)
 
 
-def cov(input: Tensor, *, correction: int = 1, fweights: Tensor | None = None, aweights: Tensor | None = None) -> Tensor:
+def cov(
+    input: Tensor, *, correction: int = 1, fweights: Tensor | None = None, aweights: Tensor | None = None
+) -> Tensor:
     """Covariance matrix of variables in rows and observations in columns, weighted by counts `fweights` and by `aweights`.
 
     Raises: RuntimeError where shapes or dtypes do not fit, or a weight is negative (as far as values are known).
     """
     found = REGISTRY["cov"](input, correction=correction, fweights=fweights, aweights=aweights)
     for name, weights in (("fweights", fweights), ("aweights", aweights)):
-        if weights is not None and weights.ptr is not None and weights.numel() and REGISTRY["amin"](weights.detach(), ()).item() < 0:
+        if (
+            weights is not None
+            and weights.ptr is not None
+            and weights.numel()
+            and REGISTRY["amin"](weights.detach(), ()).item() < 0
+        ):
             raise RuntimeError(f"cov: {name} cannot be negative, got {REGISTRY['amin'](weights.detach(), ()).item()}.")
     return found
 

@@ -25,11 +25,42 @@ from flambeau.tape import views as view_history
 from flambeau.tape.grad_mode import mode
 
 __all__ = [
-    "adjoint", "as_strided", "atleast_1d", "atleast_2d", "atleast_3d", "broadcast_tensors", "broadcast_to", "chunk", "dsplit",
-    "flatten", "flip", "fliplr", "flipud", "hsplit", "meshgrid", "moveaxis", "movedim", "narrow", "permute", "ravel", "reshape",
-    "resolve_conj", "resolve_neg", "roll", "rot90", "split", "split_with_sizes", "squeeze", "t", "tensor_split", "unbind", "unflatten",
+    "adjoint",
+    "as_strided",
+    "atleast_1d",
+    "atleast_2d",
+    "atleast_3d",
+    "broadcast_tensors",
+    "broadcast_to",
+    "chunk",
+    "dsplit",
+    "flatten",
+    "flip",
+    "fliplr",
+    "flipud",
+    "hsplit",
+    "meshgrid",
+    "moveaxis",
+    "movedim",
+    "narrow",
+    "permute",
+    "ravel",
+    "reshape",
+    "resolve_conj",
+    "resolve_neg",
+    "roll",
+    "rot90",
+    "split",
+    "split_with_sizes",
+    "squeeze",
+    "t",
+    "tensor_split",
+    "unbind",
+    "unflatten",
     "unsafe_chunk",
-    "unsafe_split", "unsafe_split_with_sizes", "vsplit",
+    "unsafe_split",
+    "unsafe_split_with_sizes",
+    "vsplit",
 ]
 
 
@@ -47,12 +78,22 @@ def _given(args: tuple, keyword: Any) -> tuple:
 # ------------------------------------------------------------------ shape
 def view(self: Tensor, *shape: Any, size: Any = None, dtype: dtype | None = None) -> Tensor:
     """The same memory in another shape, or read as another dtype."""
-    if dtype is not None or (len(shape) == 1 and not isinstance(shape[0], (int, tuple, list)) and hasattr(shape[0], "itemsize")
-                             and not hasattr(shape[0], "__index__")):
+    if dtype is not None or (
+        len(shape) == 1
+        and not isinstance(shape[0], (int, tuple, list))
+        and hasattr(shape[0], "itemsize")
+        and not hasattr(shape[0], "__index__")
+    ):
         wanted = dtype or shape[0]
         if self.ptr is not None and self.storage_offset() * self.dtype.itemsize % wanted.itemsize:
-            raise RuntimeError(message("view", f"the first element must lie at a multiple of {wanted.itemsize} bytes of the storage to be "
-                                               f"read as {wanted.name} (self.storage_offset() must be divisible)", self.storage_offset()))
+            raise RuntimeError(
+                message(
+                    "view",
+                    f"the first element must lie at a multiple of {wanted.itemsize} bytes of the storage to be "
+                    f"read as {wanted.name} (self.storage_offset() must be divisible)",
+                    self.storage_offset(),
+                )
+            )
         return REGISTRY["view_as_dtype"](self, wanted)
     return REGISTRY["view"](self, plain_sizes(_given(shape, size)))
 
@@ -111,15 +152,20 @@ def flatten(input: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
         return _reshaped(input, (input.spec.numel,))
     first, last = canonical_dim("flatten", start_dim, n), canonical_dim("flatten", end_dim, n)
     if first > last:
-        raise RuntimeError(message("flatten", "start_dim must not come after end_dim (flatten() has invalid args: start_dim cannot come "
-                                              "after end_dim)",
-                                   f"{start_dim} and {end_dim}"))
+        raise RuntimeError(
+            message(
+                "flatten",
+                "start_dim must not come after end_dim (flatten() has invalid args: start_dim cannot come "
+                "after end_dim)",
+                f"{start_dim} and {end_dim}",
+            )
+        )
     if n == 0:
         return _reshaped(input, (1,))
     if first == last:
         return input
     shape = input.spec.shape
-    return _reshaped(input, (*shape[:first], math.prod(shape[first:last + 1]), *shape[last + 1:]))
+    return _reshaped(input, (*shape[:first], math.prod(shape[first : last + 1]), *shape[last + 1 :]))
 
 
 def unflatten(input: Tensor, dim: int, sizes: Any) -> Tensor:
@@ -130,7 +176,7 @@ def unflatten(input: Tensor, dim: int, sizes: Any) -> Tensor:
         raise RuntimeError(message("unflatten", "sizes must be non-empty", list(sizes)))
     known = infer_shape("unflatten", sizes, input.spec.shape[d] if input.spec.ndim else 1)
     shape = input.spec.shape
-    return REGISTRY["view"](input, (*shape[:d], *known, *shape[d + 1:]))
+    return REGISTRY["view"](input, (*shape[:d], *known, *shape[d + 1 :]))
 
 
 def contiguous(self: Tensor, memory_format: Any = contiguous_format) -> Tensor:
@@ -179,7 +225,9 @@ def as_strided(input: Tensor, size: Any, stride: Any, storage_offset: int | None
     return REGISTRY["as_strided"](input, size, stride, extra)
 
 
-def strided_place(x: Tensor, size: Any, stride: Any, storage_offset: int | None) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+def strided_place(
+    x: Tensor, size: Any, stride: Any, storage_offset: int | None
+) -> tuple[tuple[int, ...], tuple[int, ...], int]:
     """(size, stride, offset from x's first element) of a strided view. Raises: RuntimeError where it would leave the storage."""
     extra = 0 if storage_offset is None else storage_offset - x.storage_offset()
     size, stride = sizes_of((size,)), plain_sizes((stride,))
@@ -189,10 +237,16 @@ def strided_place(x: Tensor, size: Any, stride: Any, storage_offset: int | None)
         first = x.ptr - x.storage.ptr + extra * itemsize
         needed = first + (1 + sum((n - 1) * s for n, s in zip(size, stride))) * itemsize
         if first < 0 or needed > limit:
-            raise RuntimeError(message("as_strided", f"the view must lie inside the storage of {limit} bytes (setStorage: sizes "
-                                                     f"{list(size)}, strides {list(stride)}, storage offset {storage_offset}, and itemsize "
-                                                     f"{itemsize} requiring a storage size of {needed} are out of bounds for storage of "
-                                                     f"size {limit})", f"{needed} bytes"))
+            raise RuntimeError(
+                message(
+                    "as_strided",
+                    f"the view must lie inside the storage of {limit} bytes (setStorage: sizes "
+                    f"{list(size)}, strides {list(stride)}, storage offset {storage_offset}, and itemsize "
+                    f"{itemsize} requiring a storage size of {needed} are out of bounds for storage of "
+                    f"size {limit})",
+                    f"{needed} bytes",
+                )
+            )
     return size, stride, extra
 
 
@@ -221,11 +275,20 @@ def movedim(input: Tensor, source: Any, destination: Any) -> Tensor:
     n = input.spec.ndim
     source, destination = dims_of(source), dims_of(destination)
     if len(source) != len(destination):
-        raise RuntimeError(message("movedim", "source and destination must name as many dims (movedim: Invalid source or destination dims)",
-                                   f"{list(source)} and {list(destination)}"))
+        raise RuntimeError(
+            message(
+                "movedim",
+                "source and destination must name as many dims (movedim: Invalid source or destination dims)",
+                f"{list(source)} and {list(destination)}",
+            )
+        )
     source, destination = (tuple(canonical_dim("movedim", d, n) for d in dims) for dims in (source, destination))
     if len(set(source)) != len(source) or len(set(destination)) != len(destination):
-        raise RuntimeError(message("movedim", "dims must not repeat (movedim: repeated dim)", f"{list(source)} and {list(destination)}"))
+        raise RuntimeError(
+            message(
+                "movedim", "dims must not repeat (movedim: repeated dim)", f"{list(source)} and {list(destination)}"
+            )
+        )
     if not n:
         return REGISTRY["view"](input, ())
     rest = iter(d for d in range(n) if d not in source)
@@ -239,9 +302,17 @@ moveaxis = movedim
 def t(input: Tensor) -> Tensor:
     """A matrix transposed; tensors of fewer dims as they are."""
     if input.spec.ndim > 2:
-        raise RuntimeError(message("t", "the input must have at most 2 dims (t() expects a tensor with <= 2 dimensions)",
-                                   f"{input.spec.ndim}-d", "Use .mT or transpose()."))
-    return REGISTRY["transpose"](input, 0, 1) if input.spec.ndim == 2 else REGISTRY["view"](input, tuple(input.spec.shape))
+        raise RuntimeError(
+            message(
+                "t",
+                "the input must have at most 2 dims (t() expects a tensor with <= 2 dimensions)",
+                f"{input.spec.ndim}-d",
+                "Use .mT or transpose().",
+            )
+        )
+    return (
+        REGISTRY["transpose"](input, 0, 1) if input.spec.ndim == 2 else REGISTRY["view"](input, tuple(input.spec.shape))
+    )
 
 
 def _reversed_dims(self: Tensor) -> Tensor:
@@ -252,17 +323,28 @@ def _reversed_dims(self: Tensor) -> Tensor:
 def _matrices_transposed(self: Tensor) -> Tensor:
     """The last two dims swapped."""
     if self.spec.ndim < 2:
-        raise RuntimeError(message("mT", "the input must be a matrix or a batch of matrices (tensor.mT is only supported on matrices or "
-                                         "batches of matrices)",
-                                   f"{self.spec.ndim}-d"))
+        raise RuntimeError(
+            message(
+                "mT",
+                "the input must be a matrix or a batch of matrices (tensor.mT is only supported on matrices or "
+                "batches of matrices)",
+                f"{self.spec.ndim}-d",
+            )
+        )
     return REGISTRY["transpose"](self, -2, -1)
 
 
 def adjoint(input: Tensor) -> Tensor:
     """The last two dims swapped and complex numbers conjugated."""
     if input.spec.ndim < 2:
-        raise RuntimeError(message("adjoint", "the input must be a matrix or a batch of matrices (tensor.adjoint() is only supported on "
-                                              "matrices or batches of matrices)", f"{input.spec.ndim}-d"))
+        raise RuntimeError(
+            message(
+                "adjoint",
+                "the input must be a matrix or a batch of matrices (tensor.adjoint() is only supported on "
+                "matrices or batches of matrices)",
+                f"{input.spec.ndim}-d",
+            )
+        )
     swapped = REGISTRY["transpose"](input, -2, -1)
     return REGISTRY["conj"](swapped) if input.spec.dtype.is_complex else swapped
 
@@ -270,8 +352,14 @@ def adjoint(input: Tensor) -> Tensor:
 def _hermitian(self: Tensor) -> Tensor:
     """A matrix transposed and conjugated."""
     if self.spec.ndim not in (0, 2):
-        raise RuntimeError(message("H", "the input must be a matrix (tensor.H is only supported on matrices (2-D tensors))",
-                                   f"{self.spec.ndim}-d", "Use .mH."))
+        raise RuntimeError(
+            message(
+                "H",
+                "the input must be a matrix (tensor.H is only supported on matrices (2-D tensors))",
+                f"{self.spec.ndim}-d",
+                "Use .mH.",
+            )
+        )
     return adjoint(self) if self.spec.ndim else REGISTRY["conj"](self)
 
 
@@ -286,8 +374,13 @@ def narrow(input: Tensor, dim: int, start: Any, length: int) -> Tensor:
     """`length` indices of a dim from `start` (an int or a 0-dim tensor) on."""
     if isinstance(start, Tensor):
         if start.spec.ndim or start.spec.dtype.kind not in "iu":
-            raise RuntimeError(message("narrow", "start must be an int or a 0-dim integral tensor (start must be an 0-dim integral "
-                                                 "Tensor.)", f"{start.spec}"))
+            raise RuntimeError(
+                message(
+                    "narrow",
+                    "start must be an int or a 0-dim integral tensor (start must be an 0-dim integral Tensor.)",
+                    f"{start.spec}",
+                )
+            )
         start = int(start.item())
     return REGISTRY["narrow"](input, dim, start, length)
 
@@ -321,7 +414,9 @@ def _parts(input: Tensor, sizes: Sequence[int], dim: int) -> tuple[Tensor, ...]:
     for n in sizes:
         part = specs.get(n)
         if part is None:
-            part = specs[n] = Spec.get((*spec.shape[:dim], n, *spec.shape[dim + 1:]), spec.strides, spec.dtype, spec.device)
+            part = specs[n] = Spec.get(
+                (*spec.shape[:dim], n, *spec.shape[dim + 1 :]), spec.strides, spec.dtype, spec.device
+            )
         found.append(wrap_view(input, part, start * step if part.numel else 0, op, (input, dim, start, n)))
         start += n
     return tuple(found)
@@ -329,8 +424,13 @@ def _parts(input: Tensor, sizes: Sequence[int], dim: int) -> tuple[Tensor, ...]:
 
 def _split_dim(name: str, input: Tensor, dim: int) -> tuple[int, int]:
     if not input.spec.ndim:
-        raise RuntimeError(message(name, "the input must have at least 1 dim (split expects at least a 1-dimensional tensor)",
-                                   "a 0-dim tensor"))
+        raise RuntimeError(
+            message(
+                name,
+                "the input must have at least 1 dim (split expects at least a 1-dimensional tensor)",
+                "a 0-dim tensor",
+            )
+        )
     d = canonical_dim(name, dim, input.spec.ndim)
     return d, input.spec.shape[d]
 
@@ -342,8 +442,14 @@ def split(tensor: Tensor, split_size_or_sections: Any, dim: int = 0) -> tuple[Te
     d, n = _split_dim("split", tensor, dim)
     size = split_size_or_sections.__index__()
     if size < 0 or (size == 0 and n):
-        raise RuntimeError(message("split", "split_size must be positive (split expects split_size be non-negative; split_size can only "
-                                            f"be 0 if dimension size is 0, but got dimension size of {n})", size))
+        raise RuntimeError(
+            message(
+                "split",
+                "split_size must be positive (split expects split_size be non-negative; split_size can only "
+                f"be 0 if dimension size is 0, but got dimension size of {n})",
+                size,
+            )
+        )
     if n == 0:
         return _parts(tensor, (0,), d)
     return _parts(tensor, [min(size, n - at) for at in range(0, n, size)], d)
@@ -354,8 +460,14 @@ def split_with_sizes(input: Tensor, split_sizes: Any, dim: int = 0) -> tuple[Ten
     d, n = _split_dim("split", input, dim)
     sizes = plain_sizes((split_sizes,))
     if any(s < 0 for s in sizes) or sum(sizes) != n:
-        raise RuntimeError(message("split", f"sizes must be non-negative and add up to {n}, the size of dim {d} (split_with_sizes expects "
-                                            f"split_sizes to sum exactly to {n})", list(sizes)))
+        raise RuntimeError(
+            message(
+                "split",
+                f"sizes must be non-negative and add up to {n}, the size of dim {d} (split_with_sizes expects "
+                f"split_sizes to sum exactly to {n})",
+                list(sizes),
+            )
+        )
     return _parts(input, sizes, d)
 
 
@@ -363,7 +475,9 @@ def chunk(input: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
     """Views of at most `chunks` parts of a dim, all of one size but the last."""
     d, n = _split_dim("chunk", input, dim)
     if chunks <= 0:
-        raise RuntimeError(message("chunk", "chunks must be greater than 0 (chunk expects `chunks` to be greater than 0)", chunks))
+        raise RuntimeError(
+            message("chunk", "chunks must be greater than 0 (chunk expects `chunks` to be greater than 0)", chunks)
+        )
     if not n:
         return _parts(input, (0,) * chunks, d)
     return split(input, -(-n // chunks), d)
@@ -372,14 +486,25 @@ def chunk(input: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
 def tensor_split(input: Tensor, indices_or_sections: Any, dim: int = 0) -> tuple[Tensor, ...]:
     """Views of parts of a dim: as many as told and as equal as can be, or cut before the indices listed."""
     if not input.spec.ndim:
-        raise RuntimeError(message("tensor_split", "the input must have at least 1 dim (tensor_split expected at least a 1-dimensional "
-                                                   "tensor)", "a 0-dim tensor"))
+        raise RuntimeError(
+            message(
+                "tensor_split",
+                "the input must have at least 1 dim (tensor_split expected at least a 1-dimensional tensor)",
+                "a 0-dim tensor",
+            )
+        )
     d, n = _split_dim("tensor_split", input, dim)
     if isinstance(indices_or_sections, Tensor):
         if indices_or_sections.spec.ndim > 1 or indices_or_sections.spec.dtype.name != "int64":
-            raise RuntimeError(message("tensor_split", "a tensor of indices must be int64 with at most one dim (tensor_split expected "
-                                                       "tensor_indices_or_sections to be a zero-dimensional or one-dimensional tensor of "
-                                                       "long)", f"{indices_or_sections.spec}"))
+            raise RuntimeError(
+                message(
+                    "tensor_split",
+                    "a tensor of indices must be int64 with at most one dim (tensor_split expected "
+                    "tensor_indices_or_sections to be a zero-dimensional or one-dimensional tensor of "
+                    "long)",
+                    f"{indices_or_sections.spec}",
+                )
+            )
         indices_or_sections = indices_or_sections.tolist()
     if isinstance(indices_or_sections, int):
         count = indices_or_sections
@@ -394,13 +519,24 @@ def tensor_split(input: Tensor, indices_or_sections: Any, dim: int = 0) -> tuple
 
 def _divided(name: str, input: Tensor, spec: Any, dim: int, least: int) -> tuple[Tensor, ...]:
     if input.spec.ndim < least:
-        raise RuntimeError(message(name, f"the input must have {least} or more dims (torch.{name} requires a tensor with at least {least} "
-                                         "dimension)",
-                                   f"{input.spec.ndim}"))
+        raise RuntimeError(
+            message(
+                name,
+                f"the input must have {least} or more dims (torch.{name} requires a tensor with at least {least} "
+                "dimension)",
+                f"{input.spec.ndim}",
+            )
+        )
     if isinstance(spec, int) and (spec <= 0 or input.spec.shape[dim] % spec):
-        raise RuntimeError(message(name, f"the number of sections must divide the size of dim {dim}, {input.spec.shape[dim]} (torch.{name} "
-                                         f"attempted to split along dimension {dim}, but the size of the dimension {input.spec.shape[dim]} "
-                                         f"is not divisible by the split_size {spec}!)", spec))
+        raise RuntimeError(
+            message(
+                name,
+                f"the number of sections must divide the size of dim {dim}, {input.spec.shape[dim]} (torch.{name} "
+                f"attempted to split along dimension {dim}, but the size of the dimension {input.spec.shape[dim]} "
+                f"is not divisible by the split_size {spec}!)",
+                spec,
+            )
+        )
     return tensor_split(input, spec, dim)
 
 
@@ -422,8 +558,13 @@ def dsplit(input: Tensor, indices_or_sections: Any) -> tuple[Tensor, ...]:
 def unbind(input: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
     """Views of every index of a dim."""
     if not input.spec.ndim:
-        raise IndexError(message("unbind", "the input must have at least 1 dim (Dimension specified as 0 but tensor has no dimensions)",
-                                 "a 0-dim tensor"))
+        raise IndexError(
+            message(
+                "unbind",
+                "the input must have at least 1 dim (Dimension specified as 0 but tensor has no dimensions)",
+                "a 0-dim tensor",
+            )
+        )
     d, n = _split_dim("unbind", input, dim)
     if mode.enabled and input.requires_grad:
         return REGISTRY["unbind_dim"](input, d)
@@ -448,8 +589,10 @@ def unsafe_split_with_sizes(input: Tensor, split_sizes: Any, dim: int = 0) -> tu
 def iterate(self: Tensor) -> Any:
     """Views of the indices of dim 0, in order."""
     if not self.spec.ndim:
-        raise TypeError("iter: a tensor needs at least one dim to be iterated over (iteration over a 0-d tensor). Use .item() for its "
-                        "value.")
+        raise TypeError(
+            "iter: a tensor needs at least one dim to be iterated over (iteration over a 0-d tensor). Use .item() for its "
+            "value."
+        )
     return iter(unbind(self, 0))
 
 
@@ -493,15 +636,27 @@ def meshgrid(*tensors: Any, indexing: str = "ij") -> tuple[Tensor, ...]:
     if len(tensors) == 1 and isinstance(tensors[0], (list, tuple)):
         tensors = tuple(tensors[0])
     if not tensors:
-        raise RuntimeError(message("meshgrid", "at least one vector must be given (meshgrid expects a non-empty TensorList)", "none"))
+        raise RuntimeError(
+            message("meshgrid", "at least one vector must be given (meshgrid expects a non-empty TensorList)", "none")
+        )
     if indexing not in ("ij", "xy"):
         raise RuntimeError(message("meshgrid", 'indexing must be "ij" or "xy"', indexing))
     if any(x.spec.ndim > 1 for x in tensors):
-        raise RuntimeError(message("meshgrid", "inputs must have at most one dim (Expected 0D or 1D tensor in the tensor list)",
-                                   [list(x.shape) for x in tensors]))
+        raise RuntimeError(
+            message(
+                "meshgrid",
+                "inputs must have at most one dim (Expected 0D or 1D tensor in the tensor list)",
+                [list(x.shape) for x in tensors],
+            )
+        )
     if any(x.spec.dtype is not tensors[0].spec.dtype for x in tensors):
-        raise RuntimeError(message("meshgrid", "inputs must have one dtype (meshgrid expects all tensors to have the same dtype)",
-                                   [x.dtype.name for x in tensors]))
+        raise RuntimeError(
+            message(
+                "meshgrid",
+                "inputs must have one dtype (meshgrid expects all tensors to have the same dtype)",
+                [x.dtype.name for x in tensors],
+            )
+        )
     n = len(tensors)
     swap = indexing == "xy" and n >= 2
     order = [1, 0, *range(2, n)] if swap else list(range(n))
@@ -522,7 +677,9 @@ def flip(input: Tensor, *args: Any, dims: Any = None) -> Tensor:
 def fliplr(input: Tensor) -> Tensor:
     """A copy with dim 1 reversed."""
     if input.spec.ndim < 2:
-        raise RuntimeError(message("fliplr", "the input must have 2 or more dims (Input must be >= 2-d.)", f"{input.spec.ndim}-d"))
+        raise RuntimeError(
+            message("fliplr", "the input must have 2 or more dims (Input must be >= 2-d.)", f"{input.spec.ndim}-d")
+        )
     return REGISTRY["flip"](input, (1,))
 
 
@@ -543,12 +700,19 @@ def rot90(input: Tensor, k: int = 1, dims: Any = (0, 1)) -> Tensor:
     dims = dims_of(dims)
     n = input.spec.ndim
     if len(dims) != 2 or n < 2:
-        raise RuntimeError(message("rot90", "two dims of an input with 2 or more must be given (expected total rotation dims == 2)",
-                                   f"dims={list(dims)}, {n}-d"))
+        raise RuntimeError(
+            message(
+                "rot90",
+                "two dims of an input with 2 or more must be given (expected total rotation dims == 2)",
+                f"dims={list(dims)}, {n}-d",
+            )
+        )
     if dims[0] == dims[1] or abs(dims[0] - dims[1]) == n:
         raise RuntimeError(message("rot90", "dims must differ (expected rotation dims to be different)", list(dims)))
     if not all(-n <= d < n for d in dims):
-        raise RuntimeError(message("rot90", f"dims must lie in [{-n}, {n - 1}] (Rotation dim out of range)", list(dims)))
+        raise RuntimeError(
+            message("rot90", f"dims must lie in [{-n}, {n - 1}] (Rotation dim out of range)", list(dims))
+        )
     a, b = dims
     match k % 4:
         case 1:
@@ -564,8 +728,10 @@ def rot90(input: Tensor, k: int = 1, dims: Any = (0, 1)) -> Tensor:
 def _reshaped_in_place(name: str, form: Any) -> Any:
     def run(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if mode.enabled and self.needs_grad and self.node is None and self._view is None:
-            raise RuntimeError(f"{name}: a leaf Variable that requires grad is being used in an in-place operation. Use {name[:-1]}, or "
-                               "work under no_grad().")
+            raise RuntimeError(
+                f"{name}: a leaf Variable that requires grad is being used in an in-place operation. Use {name[:-1]}, or "
+                "work under no_grad()."
+            )
         if self._view is not None:
             view_history.history_of_view(self)
         old = new_tensor(self.spec, self.ptr, self.storage)
@@ -597,8 +763,10 @@ def resize_(self: Tensor, *sizes: Any, memory_format: Any = None) -> Tensor:
     if shape == tuple(self.spec.shape):
         return self
     if self.requires_grad:
-        raise RuntimeError("resize_: a tensor that requires grad cannot be resized (cannot resize variables that require grad). Use "
-                           ".detach() first.")
+        raise RuntimeError(
+            "resize_: a tensor that requires grad cannot be resized (cannot resize variables that require grad). Use "
+            ".detach() first."
+        )
     spec = Spec.of(shape, self.spec.dtype, self.spec.device)
     if spec.nbytes > self.spec.nbytes:
         larger = tensor_of(spec)
@@ -642,11 +810,24 @@ def _slice(input: Tensor, dim: int = 0, start: Any = None, end: Any = None, step
 
 
 _COPIES = {
-    "as_strided": as_strided, "diagonal": _op("diagonal"), "expand": expand, "narrow": narrow, "permute": permute, "select": _op("select"),
+    "as_strided": as_strided,
+    "diagonal": _op("diagonal"),
+    "expand": expand,
+    "narrow": narrow,
+    "permute": permute,
+    "select": _op("select"),
     "slice": _slice,
-    "split": split, "split_with_sizes": split_with_sizes, "squeeze": squeeze, "t": t, "transpose": _op("transpose"), "unbind": unbind,
+    "split": split,
+    "split_with_sizes": split_with_sizes,
+    "squeeze": squeeze,
+    "t": t,
+    "transpose": _op("transpose"),
+    "unbind": unbind,
     "unfold": _op("unfold"),
-    "unsqueeze": _op("unsqueeze"), "view": view, "view_as_complex": _op("view_as_complex"), "view_as_real": _op("view_as_real"),
+    "unsqueeze": _op("unsqueeze"),
+    "view": view,
+    "view_as_complex": _op("view_as_complex"),
+    "view_as_real": _op("view_as_real"),
     "detach": Tensor.detach,
     "alias": lambda x: REGISTRY["view"](x, tuple(x.spec.shape)),
 }
@@ -656,11 +837,44 @@ for _name, _form in _COPIES.items():
 __all__ = sorted(set(__all__))
 
 _METHODS = (
-    view, reshape, view_as, reshape_as, ravel, flatten, unflatten, contiguous, expand, expand_as, broadcast_to, as_strided, permute,
-    movedim, t, adjoint,
-    squeeze, narrow, resolve_conj, resolve_neg, split, split_with_sizes, chunk, tensor_split, hsplit, vsplit, dsplit, unbind, unsafe_split,
+    view,
+    reshape,
+    view_as,
+    reshape_as,
+    ravel,
+    flatten,
+    unflatten,
+    contiguous,
+    expand,
+    expand_as,
+    broadcast_to,
+    as_strided,
+    permute,
+    movedim,
+    t,
+    adjoint,
+    squeeze,
+    narrow,
+    resolve_conj,
+    resolve_neg,
+    split,
+    split_with_sizes,
+    chunk,
+    tensor_split,
+    hsplit,
+    vsplit,
+    dsplit,
+    unbind,
+    unsafe_split,
     unsafe_chunk,
-    unsafe_split_with_sizes, flip, fliplr, flipud, roll, rot90, resize_, resize_as_,
+    unsafe_split_with_sizes,
+    flip,
+    fliplr,
+    flipud,
+    roll,
+    rot90,
+    resize_,
+    resize_as_,
 )
 
 
@@ -674,7 +888,13 @@ def install() -> None:
     for name, getter in (("T", _reversed_dims), ("mT", _matrices_transposed), ("H", _hermitian), ("mH", adjoint)):
         setattr(Tensor, name, property(getter))
     Tensor.narrow_copy = globals()["narrow_copy"]
-    for name, form in (("squeeze_", squeeze), ("unsqueeze_", _op("unsqueeze")), ("transpose_", _op("transpose")), ("swapaxes_",
-                                                                                                                   _op("transpose")),
-                       ("swapdims_", _op("transpose")), ("t_", t), ("as_strided_", as_strided)):
+    for name, form in (
+        ("squeeze_", squeeze),
+        ("unsqueeze_", _op("unsqueeze")),
+        ("transpose_", _op("transpose")),
+        ("swapaxes_", _op("transpose")),
+        ("swapdims_", _op("transpose")),
+        ("t_", t),
+        ("as_strided_", as_strided),
+    ):
         setattr(Tensor, name, _reshaped_in_place(name, form))

@@ -19,8 +19,10 @@ def einsum(*args: Any) -> Tensor:
     Raises: ValueError without an equation, RuntimeError where labels, ranks or sizes do not fit.
     """
     if len(args) < 2:
-        raise ValueError(f"einsum: must specify the equation string and at least one operand, or at least one operand and its subscripts list, got "
-                         f"{len(args)} arguments.")
+        raise ValueError(
+            f"einsum: must specify the equation string and at least one operand, or at least one operand and its subscripts list, got "
+            f"{len(args)} arguments."
+        )
     if isinstance(args[0], Tensor):
         return _einsum_lists(args)
     operands = args[1:]
@@ -31,7 +33,7 @@ def einsum(*args: Any) -> Tensor:
 
 def _einsum_lists(args: tuple) -> Tensor:
     """The form with a list of numbers behind every operand (`...` for an ellipsis)."""
-    operands, lists = args[: len(args) // 2 * 2: 2], args[1::2]
+    operands, lists = args[: len(args) // 2 * 2 : 2], args[1::2]
     text = ",".join(_letters(x) for x in lists)
     if len(args) % 2:
         text += "->" + _letters(args[-1])
@@ -45,7 +47,9 @@ def _letters(subscripts: Any) -> str:
             found += "..."
             continue
         if not 0 <= n < 52:
-            raise ValueError(f"einsum: subscript {n} is out of range: expected subscripts in [0, 52), got {list(subscripts)}.")
+            raise ValueError(
+                f"einsum: subscript {n} is out of range: expected subscripts in [0, 52), got {list(subscripts)}."
+            )
         found += chr(ord("A") + n) if n < 26 else chr(ord("a") + n - 26)
     return found
 
@@ -57,9 +61,14 @@ def chain_matmul(*matrices: Tensor, out: Tensor | None = None) -> Tensor:
     return REGISTRY["multi_dot"](matrices, out=out)
 
 
-def grid_sampler(input: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool) -> Tensor:
+def grid_sampler(
+    input: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool
+) -> Tensor:
     """`nn.functional.grid_sample` with modes by number: 0 bilinear, 1 nearest, 2 bicubic; 0 zeros, 1 border, 2 reflection."""
-    mode, padding = ("bilinear", "nearest", "bicubic")[interpolation_mode], ("zeros", "border", "reflection")[padding_mode]
+    mode, padding = (
+        ("bilinear", "nearest", "bicubic")[interpolation_mode],
+        ("zeros", "border", "reflection")[padding_mode],
+    )
     return REGISTRY["grid_sample"](input, grid, mode, padding, bool(align_corners))
 
 

@@ -77,7 +77,9 @@ class BatchLevel(Level):
 
     def _wrap_out(self, out: Any, dim: Any = 0) -> Any:
         if isinstance(out, tuple):
-            return tuple(self._wrap_out(o, d) for o, d in zip(out, dim if isinstance(dim, tuple) else (dim,) * len(out)))
+            return tuple(
+                self._wrap_out(o, d) for o, d in zip(out, dim if isinstance(dim, tuple) else (dim,) * len(out))
+            )
         return out if dim is None else self.batched(out, dim)
 
     def _with_batch(self, x: Tensor) -> Tensor:
@@ -110,7 +112,7 @@ class BatchLevel(Level):
             return x if ndim else REGISTRY["reshape"](x, (self.size, 1))
 
         values = op.map_tensors(line, args)
-        out = bind.bind_below(op, (*values[:at], dim, *values[at + 1:]))
+        out = bind.bind_below(op, (*values[:at], dim, *values[at + 1 :]))
         if not ndim:
             flat = REGISTRY["reshape"]
             out = tuple(flat(o, (self.size,)) for o in out) if isinstance(out, tuple) else flat(out, (self.size,))
@@ -119,14 +121,16 @@ class BatchLevel(Level):
     def _random(self, op: Op, args: tuple) -> Any:
         """Drawn by each element's place: all elements alike under 'same', by its place in the whole batch under 'different'."""
         if self.randomness == "error":
-            raise RuntimeError(f"vmap: called random operation while in randomness error mode ({op.name}). Please either use the 'same' "
-                               f"or 'different' randomness flags on vmap or perform the randomness operation out of vmap.")
+            raise RuntimeError(
+                f"vmap: called random operation while in randomness error mode ({op.name}). Please either use the 'same' "
+                f"or 'different' randomness flags on vmap or perform the randomness operation out of vmap."
+            )
         mine = any(self.is_mine(t) for t in op.tensors(args))
         if self.randomness == "same":
             return self._loop(op, args, silent=True) if mine else bind.bind_below(op, args)
         at = next((i for i, p in enumerate(op.params) if p.name == "size"), None)
         if at is not None:
-            return self._pointwise(op, (*args[:at], (self.size, *args[at]), *args[at + 1:]), len(args[at]))
+            return self._pointwise(op, (*args[:at], (self.size, *args[at]), *args[at + 1 :]), len(args[at]))
         return self._pointwise(op, args if mine else (self.batched(self._with_batch(args[0])), *args[1:]))
 
     def _pointwise(self, op: Op, args: tuple, rank: int = 0) -> Any:
@@ -145,7 +149,9 @@ class BatchLevel(Level):
             missing = longest - (value.spec.ndim - 1)
             if missing:
                 if common is not None and value.spec.ndim == 1 and value.spec.dtype is not common:
-                    value = REGISTRY["to_dtype"](value, common)  # 0-dim operands yield to others in promotion; a batch of them would not
+                    value = REGISTRY["to_dtype"](
+                        value, common
+                    )  # 0-dim operands yield to others in promotion; a batch of them would not
                 value = REGISTRY["reshape"](value, (self.size, *(1,) * missing, *value.spec.shape[1:]))
             return value
 
@@ -171,6 +177,7 @@ class BatchLevel(Level):
             def pick(x: Tensor) -> Tensor:
                 value, dim = self.unwrap(x)
                 return value if dim is None else REGISTRY["select"](value, 0, i)
+
             return bind.bind_below(op, op.map_tensors(pick, args))
 
         if self.size == 0:
@@ -195,13 +202,17 @@ class batched_view(View):
     def signature(input: Tensor, name, attributes): ...
 
     def view(s: Spec, name, attributes):
-        inner, offset = apply_view(REGISTRY[name].rules, Spec.get(s.shape[1:], s.strides[1:], s.dtype, s.device), attributes)
+        inner, offset = apply_view(
+            REGISTRY[name].rules, Spec.get(s.shape[1:], s.strides[1:], s.dtype, s.device), attributes
+        )
         step = s.strides[0] * s.dtype.itemsize // inner.dtype.itemsize
         return (s.shape[0], *inner.shape), (step, *inner.strides), offset
 
     def retype(s: Spec, name, attributes):
         retype = REGISTRY[name].rules.retype
-        return s.dtype if retype is None else retype(Spec.get(s.shape[1:], s.strides[1:], s.dtype, s.device), *attributes)
+        return (
+            s.dtype if retype is None else retype(Spec.get(s.shape[1:], s.strides[1:], s.dtype, s.device), *attributes)
+        )
 
     def vjp(g, out, input, name, attributes):
         level = BatchLevel(input.spec.shape[0])

@@ -71,7 +71,7 @@ def transposed(info: eager.Info, mask: tuple[bool, ...]) -> tuple:
     places: list[int] = []
 
     def run(*stand_ins: Any) -> tuple:
-        inputs, outs, tangents = stand_ins[:n], stand_ins[n:n + m], stand_ins[n + m:]
+        inputs, outs, tangents = stand_ins[:n], stand_ins[n : n + m], stand_ins[n + m :]
         it = iter(inputs)
         args = eager.map_specs(lambda s: next(it), op, info.args)
         saved = mode.enabled
@@ -84,10 +84,14 @@ def transposed(info: eager.Info, mask: tuple[bool, ...]) -> tuple:
                     u.needs_grad = True
                 cotangents.append(u)
             single = op.outputs == 1
-            found = tape.backward_rule(op, cotangents[0] if single else tuple(cotangents), outs[0] if single else tuple(outs), args, mask)
+            found = tape.backward_rule(
+                op, cotangents[0] if single else tuple(cotangents), outs[0] if single else tuple(outs), args, mask
+            )
             grads = [g for g, wanted in zip(tape.flat_gradients(op, info.args, found), mask) if wanted]
             pairs = [(g, t) for g, t in zip(grads, tangents) if g is not None and (g.node is not None or g.needs_grad)]
-            results = run_backward([g for g, _ in pairs], [t for _, t in pairs], [u for u in cotangents if u.needs_grad], create_graph=True)
+            results = run_backward(
+                [g for g, _ in pairs], [t for _, t in pairs], [u for u in cotangents if u.needs_grad], create_graph=True
+            )
         finally:
             mode.enabled = saved
         it = iter(results)
@@ -99,7 +103,11 @@ def transposed(info: eager.Info, mask: tuple[bool, ...]) -> tuple:
                 kept.append(t)
         return tuple(kept)
 
-    tangent_specs = [Spec.of(s.shape, s.dtype, s.device) for s, wanted in zip(specs, mask) if wanted and not isinstance(s, NumberSpec)]
+    tangent_specs = [
+        Spec.of(s.shape, s.dtype, s.device)
+        for s, wanted in zip(specs, mask)
+        if wanted and not isinstance(s, NumberSpec)
+    ]
     graph, _ = tracing.trace(run, [*specs, *info.specs, *tangent_specs])
     return graph.remove_dead(), tuple(places)
 

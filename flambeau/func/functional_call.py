@@ -34,9 +34,13 @@ def _chosen(module: Any, values: Mapping[str, Tensor], tie_weights: bool, strict
     unknown = [name for name in values if name not in places]
     missing = [name for name in places if name not in values] if strict else []
     if strict and (unknown or missing):
-        raise RuntimeError(f"functional_call: keys must be those of the module, missing {missing}, unexpected {unknown}.")
+        raise RuntimeError(
+            f"functional_call: keys must be those of the module, missing {missing}, unexpected {unknown}."
+        )
     if unknown:
-        raise RuntimeError(f"functional_call: the module has no parameter or buffer named {', '.join(map(repr, unknown))}.")
+        raise RuntimeError(
+            f"functional_call: the module has no parameter or buffer named {', '.join(map(repr, unknown))}."
+        )
     chosen = dict(values)
     if tie_weights:
         by_tensor: dict[int, list[str]] = {}
@@ -45,14 +49,18 @@ def _chosen(module: Any, values: Mapping[str, Tensor], tie_weights: bool, strict
         for names in by_tensor.values():
             given = [n for n in names if n in values]
             if len({id(values[n]) for n in given}) > 1:
-                raise ValueError(f"functional_call got multiple values for keys {given}, which are tied. Consider using tie_weights=False")
+                raise ValueError(
+                    f"functional_call got multiple values for keys {given}, which are tied. Consider using tie_weights=False"
+                )
             for n in names if given else ():
                 chosen[n] = values[given[0]]
     return chosen
 
 
 @contextlib.contextmanager
-def replaced(module: Any, values: Mapping[str, Tensor], tie_weights: bool = True, strict: bool = False) -> Iterator[None]:
+def replaced(
+    module: Any, values: Mapping[str, Tensor], tie_weights: bool = True, strict: bool = False
+) -> Iterator[None]:
     """The module with other tensors in place of its own, inside the block."""
     places = _places(module)
     chosen = _chosen(module, values, tie_weights, strict)
@@ -87,7 +95,9 @@ def functional_call(
             )
         values = {name: t for d in parameter_and_buffer_dicts for name, t in d.items()}
     else:
-        raise ValueError(f"functional_call: expected a dict or a sequence of dicts, got {type(parameter_and_buffer_dicts).__name__}.")
+        raise ValueError(
+            f"functional_call: expected a dict or a sequence of dicts, got {type(parameter_and_buffer_dicts).__name__}."
+        )
     args = () if args is None else args if isinstance(args, tuple) else (args,)
     with replaced(module, values, tie_weights, strict):
         return module(*args, **(kwargs or {}))
@@ -109,4 +119,6 @@ def stack_module_state(models: Sequence[Any]) -> tuple[dict[str, Tensor], dict[s
             found[name] = REGISTRY["stack"](column, 0).requires_grad_(leaf and tables[0][name].requires_grad)
         return found
 
-    return stacked([dict(m.named_parameters()) for m in models], True), stacked([dict(m.named_buffers()) for m in models], False)
+    return stacked([dict(m.named_parameters()) for m in models], True), stacked(
+        [dict(m.named_buffers()) for m in models], False
+    )

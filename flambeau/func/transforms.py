@@ -22,7 +22,9 @@ def _is_tensor(x: Any) -> bool:
 
 
 # ------------------------------------------------------------------ vmap
-def vmap(func: Callable, in_dims: Any = 0, out_dims: Any = 0, randomness: str = "error", *, chunk_size: int | None = None) -> Callable:
+def vmap(
+    func: Callable, in_dims: Any = 0, out_dims: Any = 0, randomness: str = "error", *, chunk_size: int | None = None
+) -> Callable:
     """`func` over one more dim of its arguments.
 
     in_dims, out_dims: per argument or result (nested as they are), the dim that is mapped over; None: not mapped.
@@ -57,7 +59,9 @@ def _in_dims(in_dims: Any, args: tuple) -> list:
     if isinstance(in_dims, list):
         in_dims = tuple(in_dims)
     if not isinstance(in_dims, tuple) or len(in_dims) != len(args):
-        raise ValueError(message("vmap", f"in_dims must be an int or have one entry per argument ({len(args)})", repr(in_dims)))
+        raise ValueError(
+            message("vmap", f"in_dims must be an int or have one entry per argument ({len(args)})", repr(in_dims))
+        )
     try:
         return tree_broadcast(in_dims, args)
     except ValueError as e:
@@ -70,14 +74,20 @@ def _batch_size(flat: list, dims: list) -> int:
         if d is None:
             continue
         if not _is_tensor(x):
-            raise ValueError(message("vmap", f"in_dims maps argument {i} over dim {d}, so it must be a tensor", type(x).__name__))
+            raise ValueError(
+                message("vmap", f"in_dims maps argument {i} over dim {d}, so it must be a tensor", type(x).__name__)
+            )
         if not -x.ndim <= d < x.ndim:
             raise ValueError(message("vmap", f"in_dim must be in [{-x.ndim}, {x.ndim}) for argument {i}", str(d)))
         sizes[i] = x.shape[d]
     if not sizes:
-        raise ValueError("vmap: at least one argument must be mapped; all in_dims are None or the arguments hold no tensors.")
+        raise ValueError(
+            "vmap: at least one argument must be mapped; all in_dims are None or the arguments hold no tensors."
+        )
     if len(set(sizes.values())) != 1:
-        raise ValueError(message("vmap", "Expected all tensors to have the same size in the mapped dimension", f"sizes {sizes}"))
+        raise ValueError(
+            message("vmap", "Expected all tensors to have the same size in the mapped dimension", f"sizes {sizes}")
+        )
     return next(iter(sizes.values()))
 
 
@@ -87,17 +97,27 @@ def _chunked(func, flat, structure, dims, out_dims, randomness, chunk_size, size
         length = min(chunk_size, size - start)
         piece = [x.narrow(d, start, length) if d is not None else x for x, d in zip(flat, dims)]
         args, kwargs = tree_unflatten(piece, structure)
-        wrapper = vmap(lambda *leaves: func(*tree_unflatten(list(leaves), structure)[0], **tree_unflatten(list(leaves), structure)[1]),
-                       tuple(dims), out_dims, randomness)
+        wrapper = vmap(
+            lambda *leaves: func(
+                *tree_unflatten(list(leaves), structure)[0], **tree_unflatten(list(leaves), structure)[1]
+            ),
+            tuple(dims),
+            out_dims,
+            randomness,
+        )
         parts.append(wrapper(*piece))
     flats = [tree_flatten(p) for p in parts]
     outs = tree_broadcast(out_dims, flats[0][1]) if not isinstance(out_dims, int) else [out_dims] * len(flats[0][0])
-    return tree_unflatten([REGISTRY["cat"](tuple(xs), d) for xs, d in zip(zip(*(f for f, _ in flats)), outs)], flats[0][1])
+    return tree_unflatten(
+        [REGISTRY["cat"](tuple(xs), d) for xs, d in zip(zip(*(f for f, _ in flats)), outs)], flats[0][1]
+    )
 
 
 def _unwrap_results(level: BatchLevel, result: Any, out_dims: Any) -> Any:
     flat, structure = tree_flatten(result)
-    dims = [out_dims] * len(flat) if isinstance(out_dims, int) or out_dims is None else tree_broadcast(out_dims, structure)
+    dims = (
+        [out_dims] * len(flat) if isinstance(out_dims, int) or out_dims is None else tree_broadcast(out_dims, structure)
+    )
     found = []
     for x, d in zip(flat, dims):
         if not _is_tensor(x):
@@ -157,7 +177,9 @@ def grad_and_value(func: Callable, argnums: int | tuple[int, ...] = 0, has_aux: 
         if not _is_tensor(result):
             raise RuntimeError(message("grad", "the function must return a tensor", type(result).__name__))
         if result.ndim:
-            raise RuntimeError(message("grad", "Expected the function to return a scalar tensor", f"tensor with {result.ndim} dims"))
+            raise RuntimeError(
+                message("grad", "Expected the function to return a scalar tensor", f"tensor with {result.ndim} dims")
+            )
         value = level.unwrap(result)[0]
         seed = REGISTRY["full"]((), 1, dtype=value.dtype, device=value.device)
         grads = _pull(level, [result], [seed], [t for _, watched in pieces for t in watched])
@@ -174,7 +196,10 @@ def _pull(level: GradLevel, outputs: list, seeds: list, inputs: list) -> list:
     """Gradients one level down; zeros for inputs that are not used."""
     live = [(o, s) for o, s in zip(outputs, seeds) if o.node is not None or o.needs_grad]
     found = run_backward([o for o, _ in live], [s for _, s in live], inputs, keep_mode=True, retain_graph=True)
-    return [g if g is not None else REGISTRY["full"](tuple(x.shape), 0, dtype=x.dtype, device=x.device) for g, x in zip(found, inputs)]
+    return [
+        g if g is not None else REGISTRY["full"](tuple(x.shape), 0, dtype=x.dtype, device=x.device)
+        for g, x in zip(found, inputs)
+    ]
 
 
 def grad(func: Callable, argnums: int | tuple[int, ...] = 0, has_aux: bool = False) -> Callable:
@@ -221,7 +246,9 @@ def jvp(func: Callable, primals: tuple, tangents: tuple, *, strict: bool = False
         raise RuntimeError("jvp: Expected primals and tangents to have the same python structure.")
     for p, d in zip(flat, directions):
         if p.shape != d.shape:
-            raise RuntimeError(message("jvp", "a tangent must have its primal's shape", f"{list(d.shape)} for {list(p.shape)}"))
+            raise RuntimeError(
+                message("jvp", "a tangent must have its primal's shape", f"{list(d.shape)} for {list(p.shape)}")
+            )
     level = ForwardLevel()
     with bind.pushed(level):
         wrapped = [level.wrap(p, d) for p, d in zip(flat, directions)]
@@ -251,7 +278,9 @@ def _basis(like: list[Tensor]) -> list[Tensor]:
     return rows
 
 
-def jacrev(func: Callable, argnums: int | tuple[int, ...] = 0, *, has_aux: bool = False, chunk_size: int | None = None) -> Callable:
+def jacrev(
+    func: Callable, argnums: int | tuple[int, ...] = 0, *, has_aux: bool = False, chunk_size: int | None = None
+) -> Callable:
     """The Jacobian by reverse mode: results' dims first, then the arguments'."""
 
     @functools.wraps(func)
@@ -268,20 +297,26 @@ def jacrev(func: Callable, argnums: int | tuple[int, ...] = 0, *, has_aux: bool 
         values, pull = found[0], found[1]
         outs, structure = tree_flatten(values)
         basis = _basis(outs)
-        rows = vmap(lambda *c: pull(tree_unflatten(list(c), structure)), chunk_size=chunk_size)(*basis)  # per argument [all, *arg]
+        rows = vmap(lambda *c: pull(tree_unflatten(list(c), structure)), chunk_size=chunk_size)(
+            *basis
+        )  # per argument [all, *arg]
         result, start = [], 0
         for o in outs:
             n = o.numel()
             piece = tree_map(lambda r, a=start, n=n, o=o: r.narrow(0, a, n).reshape(*o.shape, *r.shape[1:]), rows)
             result.append(piece[0] if isinstance(argnums, int) else piece)
             start += n
-        result = tree_unflatten(result, structure) if len(outs) > 1 or structure != tree_flatten(outs[0])[1] else result[0]
+        result = (
+            tree_unflatten(result, structure) if len(outs) > 1 or structure != tree_flatten(outs[0])[1] else result[0]
+        )
         return (result, found[2]) if has_aux else result
 
     return run
 
 
-def jacfwd(func: Callable, argnums: int | tuple[int, ...] = 0, has_aux: bool = False, *, randomness: str = "error") -> Callable:
+def jacfwd(
+    func: Callable, argnums: int | tuple[int, ...] = 0, has_aux: bool = False, *, randomness: str = "error"
+) -> Callable:
     """The Jacobian by forward mode: results' dims first, then the arguments'."""
 
     @functools.wraps(func)
@@ -297,6 +332,7 @@ def jacfwd(func: Callable, argnums: int | tuple[int, ...] = 0, has_aux: bool = F
                 for n, x in zip(nums, xs):
                     filled[n] = x
                 return func(*filled)
+
             found = jvp(partial, tuple(chosen), tuple(directions), has_aux=has_aux)
             if has_aux:
                 aux.append(found[2])

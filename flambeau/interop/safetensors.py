@@ -44,7 +44,9 @@ def metadata(filename: str | os.PathLike[str]) -> dict[str, str]:
         return safetensors_format.read(data)[1]
 
 
-def save_file(tensors: Mapping[str, Tensor], filename: str | os.PathLike[str], metadata: Mapping[str, str] | None = None) -> None:
+def save_file(
+    tensors: Mapping[str, Tensor], filename: str | os.PathLike[str], metadata: Mapping[str, str] | None = None
+) -> None:
     """Write tensors by name; the file is replaced whole, or not at all.
 
     Raises: TypeError for what is not a tensor of the format; RuntimeError for tensors that share memory, which the format cannot say.
@@ -73,7 +75,9 @@ def _records(tensors: Mapping[str, Tensor]) -> dict[str, TensorRecord]:
     records: dict[str, TensorRecord] = {}
     for name, value in tensors.items():
         if not isinstance(value, Tensor):
-            raise TypeError(f"save_file: {name!r} must be a tensor, got {type(value).__name__}. Put numbers and text into the metadata.")
+            raise TypeError(
+                f"save_file: {name!r} must be a tensor, got {type(value).__name__}. Put numbers and text into the metadata."
+            )
         try:
             records[name] = describe.tensor(value).record
         except TypeError as error:

@@ -29,10 +29,14 @@ def move(t: Tensor, target: device, non_blocking: bool = False) -> Tensor:
         return t
     if target is META or source is META:
         if source is META:
-            raise NotImplementedError("to: a meta tensor has no data to copy. Make a new tensor with empty_like(device=...).")
+            raise NotImplementedError(
+                "to: a meta tensor has no data to copy. Make a new tensor with empty_like(device=...)."
+            )
         return REGISTRY["empty_meta"](t)
     if t.needs_grad and mode.enabled:
-        raise RuntimeError(f"to: gradients do not go through a move from {source} to {target} yet. Move the leaf before requires_grad_(), or a detached tensor.")
+        raise RuntimeError(
+            f"to: gradients do not go through a move from {source} to {target} yet. Move the leaf before requires_grad_(), or a detached tensor."
+        )
     if t.ptr is None or tracing.current() is not None:
         raise RuntimeError("to: a tensor cannot change its device while a function is traced. Move it outside.")
     t = REGISTRY["contiguous_copy"](t) if not t.spec.contiguous else t
@@ -41,7 +45,9 @@ def move(t: Tensor, target: device, non_blocking: bool = False) -> Tensor:
     if count == 0:
         return result
     if source is CPU:
-        queue(target).copy(result.ptr, t.ptr, count, Copy.TO_DEVICE, non_blocking=non_blocking, keep=(t.storage, result.storage))
+        queue(target).copy(
+            result.ptr, t.ptr, count, Copy.TO_DEVICE, non_blocking=non_blocking, keep=(t.storage, result.storage)
+        )
     elif target is CPU:
         queue(source).copy(result.ptr, t.ptr, count, Copy.TO_HOST, keep=(t.storage, result.storage))
     else:

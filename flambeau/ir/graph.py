@@ -82,7 +82,9 @@ def specs_of(op: Op, args: tuple) -> tuple:
     found = list(map_values(lambda v: v.spec.plain(), args))
     for i in op.scalar_positions:
         a, p = found[i], op.params[i]
-        if isinstance(a, (bool, int, float, complex)) and (p.role == "Operand" or a != p.default or type(a) is not type(p.default)):
+        if isinstance(a, (bool, int, float, complex)) and (
+            p.role == "Operand" or a != p.default or type(a) is not type(p.default)
+        ):
             found[i] = number_spec(type(a))
     return tuple(found)
 

@@ -58,7 +58,9 @@ def through_view(node: Node, source_shape: Sequence[int]) -> IndexMap | None:
     return linear_map(source_shape, shape, strides, offset)
 
 
-def linear_map(source_shape: Sequence[int], shape: Sequence[int], strides: Sequence[int], offset: int) -> IndexMap | None:
+def linear_map(
+    source_shape: Sequence[int], shape: Sequence[int], strides: Sequence[int], offset: int
+) -> IndexMap | None:
     """A strided view of a dense `source_shape` as an index map."""
     if 0 in source_shape or 0 in shape:
         return None

@@ -54,7 +54,9 @@ class Declaration:
     jvp: Any = DERIVED
     batch: Any = DERIVED
     core_ndims: Sequence[int] = ()  # with LEADING, dims of an element of each operand, where they are not all alike
-    prepared: Callable | None = None  # prepared(*args) -> args: what inputs must have gone through for the gradient to hold
+    prepared: Callable | None = (
+        None  # prepared(*args) -> args: what inputs must have gone through for the gradient to hold
+    )
     reference: Any = None
     samples: Any = None
     required: Sequence[str] = ("signature", "meta", "vjp", "reference", "samples")
@@ -150,7 +152,9 @@ class Pointwise(Declaration):
 
 def pointwise_operands(op, args) -> list:
     """Specs of the operands that take part in broadcasting: tensors and run-time numbers."""
-    return [args[i] for i, p in enumerate(op.params) if (p.is_tensor or p.role == "Scalar") and hasattr(args[i], "dtype")]
+    return [
+        args[i] for i, p in enumerate(op.params) if (p.is_tensor or p.role == "Scalar") and hasattr(args[i], "dtype")
+    ]
 
 
 def pointwise_types(op, args) -> tuple[tuple[dtype, ...], dtype]:
@@ -174,7 +178,9 @@ def common_device(name: str, tensors: Sequence[Spec]):
         if where is None or (where is not s.device and where_rank(where, tensors)):
             where = s.device
         elif s.device is not where and s.ndim:
-            raise RuntimeError(f"{name}: tensors must be on one device, got {where} and {s.device}. Move one with .to(device).")
+            raise RuntimeError(
+                f"{name}: tensors must be on one device, got {where} and {s.device}. Move one with .to(device)."
+            )
     if where is None:
         from_default = Spec.of((), int64)
         return from_default.device
@@ -356,7 +362,8 @@ class Composite(Declaration):
 def map_specs(function: Callable, args: tuple) -> tuple:
     """Arguments with `function` applied to every spec in them."""
     return tuple(
-        function(a) if isinstance(a, (Spec, NumberSpec)) else map_specs(function, a) if type(a) is tuple else a for a in args
+        function(a) if isinstance(a, (Spec, NumberSpec)) else map_specs(function, a) if type(a) is tuple else a
+        for a in args
     )
 
 

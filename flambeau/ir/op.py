@@ -23,7 +23,14 @@ from typing import Any
 
 TENSOR_ROLES = ("Tensor", "Operand", "OptionalTensor", "Tensors")
 POINTWISE, REDUCTION, VIEW, INDEXING, ASSEMBLE, TEMPLATE, EXTERNAL, COMPOSITE = (
-    "pointwise", "reduction", "view", "indexing", "assemble", "template", "external", "composite",
+    "pointwise",
+    "reduction",
+    "view",
+    "indexing",
+    "assemble",
+    "template",
+    "external",
+    "composite",
 )
 _MISSING = object()
 
@@ -69,13 +76,17 @@ def read_signature(function: Callable) -> list[Param]:
     """Parameters of a signature stub, without the cost of `inspect`."""
     code = function.__code__
     positional = code.co_varnames[: code.co_argcount]
-    keyword = code.co_varnames[code.co_argcount: code.co_argcount + code.co_kwonlyargcount]
+    keyword = code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
     defaults = dict(zip(reversed(positional), reversed(function.__defaults__ or ())))
     defaults.update(function.__kwdefaults__ or {})
     roles = function.__annotations__
     return [
-        Param(n, str(roles.get(n, "Any")) if str(roles.get(n, "Any")) in (*TENSOR_ROLES, "Scalar") else "attr",
-              defaults.get(n, _MISSING), n in keyword)
+        Param(
+            n,
+            str(roles.get(n, "Any")) if str(roles.get(n, "Any")) in (*TENSOR_ROLES, "Scalar") else "attr",
+            defaults.get(n, _MISSING),
+            n in keyword,
+        )
         for n in (*positional, *keyword)
     ]
 
@@ -131,7 +142,7 @@ class Op:
         if len(args) > len(self.params):
             raise TypeError(f"{self.name}: takes at most {len(self.params)} arguments, got {len(args)}.")
         values = list(args)
-        for p in self.params[len(args):]:
+        for p in self.params[len(args) :]:
             if p.name in kwargs:
                 values.append(kwargs.pop(p.name))
             elif p.required:

@@ -27,7 +27,9 @@ class Recorder:
         self.symbolic = False  # whether inputs have symbolic sizes
         self.repeats = False  # whether the graph is replayed as it is: random numbers would come out the same each time
         self.cleared: set[int] = set()  # ids of tensors from outside whose `.grad` was set anew
-        self.held: list[tuple[Any, Any]] = []  # (tensor from outside, the `.grad` it had), to be put back after the trace
+        self.held: list[
+            tuple[Any, Any]
+        ] = []  # (tensor from outside, the `.grad` it had), to be put back after the trace
 
     def value_of(self, tensor: Any) -> Value:
         """The graph's value for a tensor: its own if it is of this trace, else a new input."""
@@ -52,7 +54,9 @@ class Recorder:
 
     def add(self, op: Op, args: tuple) -> tuple[Value, ...]:
         if self.repeats and op.rules.random:
-            raise RuntimeError(f"capture: {op.name} draws random numbers, and every replay would draw the same. Draw them outside and pass them in.")
+            raise RuntimeError(
+                f"capture: {op.name} draws random numbers, and every replay would draw the same. Draw them outside and pass them in."
+            )
         return self.graph.add(op, op.map_tensors(self.value_of, args))
 
 

@@ -127,7 +127,9 @@ def _missing(request: _Request, build: Build) -> Symbols:
             "Use compile.compile_object for other machines."
         )
     if " at 0x" in request.text:
-        raise ValueError(f"kernel: parameters of {request.name} must have a repr that means the same in every process, got {request.text}.")
+        raise ValueError(
+            f"kernel: parameters of {request.name} must have a repr that means the same in every process, got {request.text}."
+        )
     start = time.perf_counter()
     override = _override_file(request)
     if override is not None:
@@ -184,7 +186,9 @@ def _compiled(request: _Request, ir: str, built_s: float, origin: str = "") -> s
     if settings.debug >= 1:
         parts = {"build": built_s, "parse": result.parse_s, "passes": result.passes_s, "code": result.codegen_s}
         times = ", ".join(f"{part} {s * 1e3:.1f}" for part, s in parts.items())
-        stages.line(f"compile {number} {title}{origin} for {target.cpu}: {len(result.object)} bytes, {seconds * 1e3:.1f} ms ({times})")
+        stages.line(
+            f"compile {number} {title}{origin} for {target.cpu}: {len(result.object)} bytes, {seconds * 1e3:.1f} ms ({times})"
+        )
     if settings.debug >= 6:
         stages.line(f"LLVM IR of {title} after the passes\n{compiler.optimised(ir, target)}")
     if settings.debug >= 7:
@@ -229,7 +233,9 @@ def _python_files(source: str) -> list[str]:
     """The sources in a folder and those in it, or the one file."""
     if not os.path.isdir(source):
         return [source]
-    return sorted(os.path.join(folder, name) for folder, _, names in os.walk(source) for name in names if name.endswith(".py"))
+    return sorted(
+        os.path.join(folder, name) for folder, _, names in os.walk(source) for name in names if name.endswith(".py")
+    )
 
 
 def _sources_of(build: Build) -> tuple[str, ...]:

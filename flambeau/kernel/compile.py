@@ -67,14 +67,18 @@ def _machine(target: Target) -> Any:
     """LLVM's target machine: position independent, since `elf` loads anywhere, and all within 2 GiB."""
     llvm = _llvm()
     kind = llvm.Target.from_triple(target.triple)
-    return kind.create_target_machine(cpu=target.cpu, features=target.feature_string, opt=2, reloc="pic", codemodel="small")
+    return kind.create_target_machine(
+        cpu=target.cpu, features=target.feature_string, opt=2, reloc="pic", codemodel="small"
+    )
 
 
 def _parsed(text: str, target: Target) -> Any:
     llvm = _llvm()
     lacking = instructions.missing(text, target)
     if lacking:
-        raise CompileError(f"kernel: instructions must be those of {target.cpu}, got {', '.join(lacking)}. Ask `available` first.")
+        raise CompileError(
+            f"kernel: instructions must be those of {target.cpu}, got {', '.join(lacking)}. Ask `available` first."
+        )
     machine = _machine(target)
     header = f'target datalayout = "{machine.target_data}"\ntarget triple = "{target.triple}"\n'
     try:

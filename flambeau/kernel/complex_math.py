@@ -165,7 +165,9 @@ def cosh(k: Function, z: Complex) -> Complex:
     endless = ~is_finite(k, y) & k.math("fabs", x).eq(INFINITY)
     real = k.select(endless, INFINITY, vmath.cosh(k, x) * vmath.cos(k, y))
     flat = y.eq(0.0) | (x.eq(0.0) & ~is_finite(k, y))
-    zero = vmath.copysign(k, k.const(x.type, 0.0), vmath.copysign(k, k.const(x.type, 1.0), x) * vmath.copysign(k, k.const(x.type, 1.0), y))
+    zero = vmath.copysign(
+        k, k.const(x.type, 0.0), vmath.copysign(k, k.const(x.type, 1.0), x) * vmath.copysign(k, k.const(x.type, 1.0), y)
+    )
     return Complex(real, k.select(flat, zero, vmath.sinh(k, x) * vmath.sin(k, y)))
 
 

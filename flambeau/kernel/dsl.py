@@ -172,13 +172,17 @@ class Value:
         if target.kind == "b":
             return self.ne(0)
         if source.kind == "p" or target.kind == "p":
-            return self.k.emit(target, f"{'ptrtoint' if source.kind == 'p' else 'inttoptr'} {source.text} {self.ref} to {target.text}")
+            return self.k.emit(
+                target, f"{'ptrtoint' if source.kind == 'p' else 'inttoptr'} {source.text} {self.ref} to {target.text}"
+            )
         if source.kind == "f" and target.kind == "f":
             if source.size == target.size:  # half and bfloat meet in float
                 return self.to(f32).to(target)
             if target.name == "bfloat" and not self.k.module.native_bf16:
                 return self.to(f32)._rounded_to_bfloat(target)
-            if source.name == "bfloat":  # the upper half of a float; in integers, or LLVM may call a C function for a lane
+            if (
+                source.name == "bfloat"
+            ):  # the upper half of a float; in integers, or LLVM may call a C function for a lane
                 wide = (self.bitcast(u16.like(source)).to(u32) << 16).bitcast(f32.like(source))
                 return wide.to(target)
             name = "fpext" if target.size > source.size else "fptrunc"
@@ -249,8 +253,16 @@ class Variable:
 class Function:
     """One function of a module, built line by line. `args` are its parameters as Values."""
 
-    def __init__(self, module: Module, name: str, params: Sequence[tuple[str, Type]], result: Type, *,
-                 internal: bool, inline: bool):
+    def __init__(
+        self,
+        module: Module,
+        name: str,
+        params: Sequence[tuple[str, Type]],
+        result: Type,
+        *,
+        internal: bool,
+        inline: bool,
+    ):
         self.module, self.name, self.result = module, name, result
         self.internal, self.inline = internal, inline
         self.params = list(params)
@@ -332,8 +344,10 @@ class Function:
         """Lanes picked from a (0 …) and b (a's count …); -1 leaves a lane undefined."""
         other = b.ref if b is not None else "poison"
         mask = ", ".join("i32 poison" if n < 0 else f"i32 {n}" for n in lanes)
-        return self.emit(a.type.vec(len(lanes)),
-                         f"shufflevector {a.type.text} {a.ref}, {a.type.text} {other}, <{len(lanes)} x i32> <{mask}>")
+        return self.emit(
+            a.type.vec(len(lanes)),
+            f"shufflevector {a.type.text} {a.ref}, {a.type.text} {other}, <{len(lanes)} x i32> <{mask}>",
+        )
 
     def extract(self, a: Value, lane: int | Value) -> Value:
         index = f"{lane.type.text} {lane.ref}" if isinstance(lane, Value) else f"i32 {lane}"
@@ -415,22 +429,44 @@ class Function:
         index = self.as_value(index, i64)
         return self.emit(ptr, f"getelementptr {type_.element.text}, ptr {pointer.ref}, {index.type.text} {index.ref}")
 
-    def load(self, pointer: Value, type_: Type, index: Value | int | None = None, *, mask: Value | None = None,
-             align: int | None = None) -> Value:
+    def load(
+        self,
+        pointer: Value,
+        type_: Type,
+        index: Value | int | None = None,
+        *,
+        mask: Value | None = None,
+        align: int | None = None,
+    ) -> Value:
         """A scalar or vector at pointer[index] (elements). Masked-off lanes read as 0 and touch no memory."""
         if index is not None:
             pointer = self.offset(pointer, index, type_)
         align = align or type_.size
-        if mask is not None and type_.name == "bfloat":  # LLVM takes masked bfloat apart unless the target has AVX512-BF16
+        if (
+            mask is not None and type_.name == "bfloat"
+        ):  # LLVM takes masked bfloat apart unless the target has AVX512-BF16
             return self.load(pointer, u16.like(type_), mask=mask, align=align).bitcast(type_)
         if mask is None:
             return self.emit(type_, f"load {type_.text}, ptr {pointer.ref}, align {align}")
         zero = self.const(type_, 0)
-        return self._masked(f"llvm.masked.load.{type_.suffix}.p0", type_, f"ptr align {align} {pointer.ref}",
-                            f"{mask.type.text} {mask.ref}", f"{type_.text} {zero.ref}")
+        return self._masked(
+            f"llvm.masked.load.{type_.suffix}.p0",
+            type_,
+            f"ptr align {align} {pointer.ref}",
+            f"{mask.type.text} {mask.ref}",
+            f"{type_.text} {zero.ref}",
+        )
 
-    def store(self, pointer: Value, value: Value, index: Value | int | None = None, *, mask: Value | None = None,
-              align: int | None = None, nontemporal: bool = False) -> None:
+    def store(
+        self,
+        pointer: Value,
+        value: Value,
+        index: Value | int | None = None,
+        *,
+        mask: Value | None = None,
+        align: int | None = None,
+        nontemporal: bool = False,
+    ) -> None:
         if index is not None:
             pointer = self.offset(pointer, index, value.type)
         align = align or value.type.size
@@ -441,8 +477,13 @@ class Function:
             self.line(f"store {value.type.text} {value.ref}, ptr {pointer.ref}, align {align}{hint}")
             return
         t = value.type
-        self._masked(f"llvm.masked.store.{t.suffix}.p0", void, f"{t.text} {value.ref}",
-                     f"ptr align {align} {pointer.ref}", f"{mask.type.text} {mask.ref}")
+        self._masked(
+            f"llvm.masked.store.{t.suffix}.p0",
+            void,
+            f"{t.text} {value.ref}",
+            f"ptr align {align} {pointer.ref}",
+            f"{mask.type.text} {mask.ref}",
+        )
 
     def gather(self, pointer: Value, type_: Type, indices: Value, *, mask: Value | None = None) -> Value:
         """pointer[indices[lane]] in every lane; indices are i64 element offsets."""
@@ -452,11 +493,18 @@ class Function:
             return self.load(pointer, type_.element, indices)
         if type_.name == "bfloat":
             return self.gather(pointer, u16, indices, mask=mask).bitcast(t)
-        where = self.emit(ptr.vec(n), f"getelementptr {type_.element.text}, ptr {pointer.ref}, {indices.type.text} {indices.ref}")
+        where = self.emit(
+            ptr.vec(n), f"getelementptr {type_.element.text}, ptr {pointer.ref}, {indices.type.text} {indices.ref}"
+        )
         mask = mask or self.const(i1.vec(n), True)
         zero = self.const(t, 0)
-        return self._masked(f"llvm.masked.gather.{t.suffix}.v{n}p0", t, f"{where.type.text} align {t.size} {where.ref}",
-                            f"{mask.type.text} {mask.ref}", f"{t.text} {zero.ref}")
+        return self._masked(
+            f"llvm.masked.gather.{t.suffix}.v{n}p0",
+            t,
+            f"{where.type.text} align {t.size} {where.ref}",
+            f"{mask.type.text} {mask.ref}",
+            f"{t.text} {zero.ref}",
+        )
 
     def scatter(self, pointer: Value, value: Value, indices: Value, *, mask: Value | None = None) -> None:
         """Store every lane at pointer[indices[lane]]; on equal indices the highest lane wins."""
@@ -468,15 +516,23 @@ class Function:
         if t.name == "bfloat":
             value = value.bitcast(u16.like(t))
             t = value.type
-        where = self.emit(ptr.vec(n), f"getelementptr {t.element.text}, ptr {pointer.ref}, {indices.type.text} {indices.ref}")
+        where = self.emit(
+            ptr.vec(n), f"getelementptr {t.element.text}, ptr {pointer.ref}, {indices.type.text} {indices.ref}"
+        )
         mask = mask or self.const(i1.vec(n), True)
-        self._masked(f"llvm.masked.scatter.{t.suffix}.v{n}p0", void, f"{t.text} {value.ref}",
-                     f"{where.type.text} align {t.size} {where.ref}", f"{mask.type.text} {mask.ref}")
+        self._masked(
+            f"llvm.masked.scatter.{t.suffix}.v{n}p0",
+            void,
+            f"{t.text} {value.ref}",
+            f"{where.type.text} align {t.size} {where.ref}",
+            f"{mask.type.text} {mask.ref}",
+        )
 
     def _masked(self, name: str, result: Type, *arguments: str) -> Value | None:
         def bare(a: str) -> str:  # declaration without names
             words = a.rsplit(" ", 1)[0]
             return words.split(" align")[0] if "align" in words else words
+
         kinds = []
         for a in arguments:
             kinds.append(a[: a.index(">") + 1] if a.startswith("<") else a.split(" ")[0])
@@ -487,7 +543,9 @@ class Function:
             return None
         return self.emit(result, text)
 
-    def prefetch(self, pointer: Value, offset_bytes: Value | int = 0, *, write: bool = False, locality: int = 3) -> None:
+    def prefetch(
+        self, pointer: Value, offset_bytes: Value | int = 0, *, write: bool = False, locality: int = 3
+    ) -> None:
         p = self.offset(pointer, offset_bytes)
         self.module.declare("llvm.prefetch.p0", "void", ["ptr", "i32", "i32", "i32"])
         self.line(f"call void @llvm.prefetch.p0(ptr {p.ref}, i32 {int(write)}, i32 {locality}, i32 1)")
@@ -531,7 +589,9 @@ class Function:
         return variable
 
     @contextlib.contextmanager
-    def range(self, start: Value | int, stop: Value | int, step: Value | int = 1, *, unroll: bool = False) -> Iterator[Value]:
+    def range(
+        self, start: Value | int, stop: Value | int, step: Value | int = 1, *, unroll: bool = False
+    ) -> Iterator[Value]:
         """A loop that runs: `with k.range(0, n) as i`. LLVM leaves it rolled unless `unroll`."""
         start, stop, step = (self.as_value(v, i64) for v in (start, stop, step))
         counter = self.var(start.type, start)
@@ -619,8 +679,15 @@ class Module:
         self._rolled: str | None = None
         self._one: str | None = None
 
-    def function(self, name: str, params: Sequence[tuple[str, Type]], result: Type = void, *, internal: bool = False,
-                 inline: bool = False) -> Function:
+    def function(
+        self,
+        name: str,
+        params: Sequence[tuple[str, Type]],
+        result: Type = void,
+        *,
+        internal: bool = False,
+        inline: bool = False,
+    ) -> Function:
         """A new function; `internal` ones are not visible outside, `inline` ones are always inlined."""
         f = Function(self, name, params, result, internal=internal or inline, inline=inline)
         self.functions.append(f)
@@ -640,8 +707,11 @@ class Module:
     def metadata_rolled(self) -> str:
         if self._rolled is None:
             n = len(self._metadata)
-            self._metadata += [f"!{n} = distinct !{{!{n}, !{n + 1}, !{n + 2}}}", f'!{n + 1} = !{{!"llvm.loop.unroll.disable"}}',
-                               f'!{n + 2} = !{{!"llvm.loop.vectorize.enable", i1 false}}']
+            self._metadata += [
+                f"!{n} = distinct !{{!{n}, !{n + 1}, !{n + 2}}}",
+                f'!{n + 1} = !{{!"llvm.loop.unroll.disable"}}',
+                f'!{n + 2} = !{{!"llvm.loop.vectorize.enable", i1 false}}',
+            ]
             self._rolled = f"!{n}"
         return self._rolled
 

@@ -66,7 +66,9 @@ class Image:
     def to_bytes(self) -> bytes:
         """As kept on disk: length of the head, head, code, data."""
         fixups = [(f.block, f.offset, f.kind, f.target, f.addend) for f in self.fixups]
-        head = json.dumps([len(self.code), self.data_bytes, self.align, self.exports, fixups], separators=(",", ":")).encode()
+        head = json.dumps(
+            [len(self.code), self.data_bytes, self.align, self.exports, fixups], separators=(",", ":")
+        ).encode()
         return struct.pack("<I", len(head)) + head + self.code + self.data
 
     @staticmethod
@@ -75,7 +77,9 @@ class Image:
         code_bytes, data_bytes, align, exports, fixups = json.loads(raw[4 : 4 + size])
         code_end = 4 + size + code_bytes
         named = {name: (block, offset) for name, (block, offset) in exports.items()}
-        return Image(raw[4 + size : code_end], raw[code_end:], data_bytes, align, named, tuple(Fixup(*f) for f in fixups))
+        return Image(
+            raw[4 + size : code_end], raw[code_end:], data_bytes, align, named, tuple(Fixup(*f) for f in fixups)
+        )
 
 
 # ---------------------------------------------------------------------- reading an object
@@ -188,7 +192,9 @@ class _Linker:
         """(name, block or outer name, offset, exported) of each entry."""
         names = self.sections[table.link].offset
         found: list[tuple[str, int | str, int, bool]] = []
-        for name_at, info, _, index, value, _ in struct.iter_unpack("<IBBHQQ", self.raw[table.offset : table.offset + table.size]):
+        for name_at, info, _, index, value, _ in struct.iter_unpack(
+            "<IBBHQQ", self.raw[table.offset : table.offset + table.size]
+        ):
             name = _text_at(self.raw, names + name_at) if name_at else ""
             if index == _UNDEF:
                 found.append((name, name, 0, False))
@@ -208,7 +214,9 @@ class _Linker:
         jump = b""
         if sort == "stub":
             x86 = self.machine == _X86_64
-            jump = b"\xff\x25\x02\0\0\0\xcc\xcc" if x86 else struct.pack("<II", 0x58000050, 0xD61F0200)  # jmp [rip+2]; ldr x16, 8; br x16
+            jump = (
+                b"\xff\x25\x02\0\0\0\xcc\xcc" if x86 else struct.pack("<II", 0x58000050, 0xD61F0200)
+            )  # jmp [rip+2]; ldr x16, 8; br x16
         at = _align(len(self.code), 16)
         self.code += bytes(at - len(self.code)) + jump + bytes(8)
         self.fixups.append(Fixup(CODE, at + len(jump), ABS64, target, offset))
@@ -237,7 +245,9 @@ class _Linker:
                 continue
             into = self.sections[section.info]
             symbols = tables[section.link]
-            for where, info, addend in struct.iter_unpack("<QQq", self.raw[section.offset : section.offset + section.size]):
+            for where, info, addend in struct.iter_unpack(
+                "<QQq", self.raw[section.offset : section.offset + section.size]
+            ):
                 kind = kinds.get(info & 0xFFFFFFFF)
                 name, target, symbol, _ = symbols[info >> 32]
                 if kind is None or target == -1:
@@ -246,7 +256,9 @@ class _Linker:
                         f"in {into.name}. Compile position-independent code with the small code model."
                     )
                 self.refer(into.block, into.base + where, kind, target, symbol, addend)
-        return Image(bytes(self.code), bytes(self.data).rstrip(b"\0"), self.data_bytes, self.align, exports, tuple(self.fixups))
+        return Image(
+            bytes(self.code), bytes(self.data).rstrip(b"\0"), self.data_bytes, self.align, exports, tuple(self.fixups)
+        )
 
 
 def link(raw: bytes) -> Image:
@@ -316,7 +328,9 @@ def _system_symbol(name: str) -> int:
             return ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
         except AttributeError:
             continue
-    raise ElfError(f"elf: outer symbols must be in the C library or CPython, got {name!r}. Offer others with elf.provide(name, address).")
+    raise ElfError(
+        f"elf: outer symbols must be in the C library or CPython, got {name!r}. Offer others with elf.provide(name, address)."
+    )
 
 
 @functools.cache
@@ -428,7 +442,9 @@ def _leave_arena_after_fork() -> None:
     _arena = None
 
 
-os.register_at_fork(before=_lock_before_fork, after_in_parent=_unlock_after_fork, after_in_child=_leave_arena_after_fork)
+os.register_at_fork(
+    before=_lock_before_fork, after_in_parent=_unlock_after_fork, after_in_child=_leave_arena_after_fork
+)
 
 
 def load(image: Image) -> dict[str, int]:

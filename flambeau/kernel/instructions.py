@@ -72,13 +72,17 @@ class Instruction:
                 assert value is not None  # no form returns void
                 return value
         known = " or ".join("(" + ", ".join(t.text for t in f.operands) + ")" for f in self.forms)
-        raise TypeError(f"{self.name}: operands must be {known}, got ({', '.join(texts)}). Convert with .bitcast(type).")
+        raise TypeError(
+            f"{self.name}: operands must be {known}, got ({', '.join(texts)}). Convert with .bitcast(type)."
+        )
 
 
 class TileInstruction:
     """An AMX instruction; tiles are Python integers, everything else Values."""
 
-    def __init__(self, intrinsic: str, operands: tuple[Type, ...], needs: tuple[str, ...], meaning: Callable[..., Array]):
+    def __init__(
+        self, intrinsic: str, operands: tuple[Type, ...], needs: tuple[str, ...], meaning: Callable[..., Array]
+    ):
         self.name = self.mnemonic = meaning.__name__
         self.intrinsic, self.operands, self.needs, self.meaning = intrinsic, operands, needs, meaning
         self.arch = "x86_64"
@@ -92,7 +96,9 @@ class TileInstruction:
 
     def __call__(self, k: Function, *operands: Value | int) -> None:
         if len(operands) != len(self.operands):
-            raise TypeError(f"{self.name}: operands must be {[t.text for t in self.operands]}, got {len(operands)} of them.")
+            raise TypeError(
+                f"{self.name}: operands must be {[t.text for t in self.operands]}, got {len(operands)} of them."
+            )
         for value, type_ in zip(operands, self.operands, strict=True):
             if type_ is i8 and (not isinstance(value, int) or not 0 <= value < 8):
                 raise TypeError(f"{self.name}: tiles must be Python integers 0 … 7, got {value!r}.")
@@ -262,7 +268,11 @@ def vcvtne2ps2bf16(high: Array, low: Array) -> Array:
 # ---------------------------------------------------------------------- x86: exponents, permutations
 def _scalef(width: int, t: Type, mask: Type, rounding: bool) -> Form:
     suffix = "ps" if t.element is f32 else "pd"
-    trailing = ((t, 0), (mask, -1), *(((i32, 4),) if rounding else ()))  # source of masked lanes; mask; current rounding
+    trailing = (
+        (t, 0),
+        (mask, -1),
+        *(((i32, 4),) if rounding else ()),
+    )  # source of masked lanes; mask; current rounding
     needs = (("avx512f",),) if width == 512 else (("avx512f", "avx512vl"),)
     return Form(f"llvm.x86.avx512.mask.scalef.{suffix}.{width}", t, (t, t), needs, trailing)
 
@@ -301,13 +311,17 @@ def vpermd(a: Array, index: Array) -> Array:
     return a[index & (len(a) - 1)]
 
 
-@_instruction("x86_64", Form("llvm.x86.avx512.permvar.qi.512", i8.vec(64), (i8.vec(64), i8.vec(64)), (("avx512vbmi",),)))
+@_instruction(
+    "x86_64", Form("llvm.x86.avx512.permvar.qi.512", i8.vec(64), (i8.vec(64), i8.vec(64)), (("avx512vbmi",),))
+)
 def vpermb(a: Array, index: Array) -> Array:
     """a[index] in every byte: a table of 64."""
     return a[index & (len(a) - 1)]
 
 
-@_instruction("x86_64", Form("llvm.x86.avx512.permvar.hi.512", i16.vec(32), (i16.vec(32), i16.vec(32)), (("avx512bw",),)))
+@_instruction(
+    "x86_64", Form("llvm.x86.avx512.permvar.hi.512", i16.vec(32), (i16.vec(32), i16.vec(32)), (("avx512bw",),))
+)
 def vpermw(a: Array, index: Array) -> Array:
     """a[index] in every 16-bit lane: a table of 32."""
     return a[index & (len(a) - 1)]
@@ -345,7 +359,9 @@ def tile_configuration(shapes: Mapping[int, tuple[int, int]]) -> bytes:
     rows, row_bytes = bytearray(16), [0] * 16
     for tile, (count, size) in shapes.items():
         if not (0 <= tile < 8 and 0 < count <= 16 and 0 < size <= 64):
-            raise ValueError(f"ldtilecfg: tiles must be 0 … 7 of 16 rows x 64 bytes at most, got {tile}: {count} x {size}.")
+            raise ValueError(
+                f"ldtilecfg: tiles must be 0 … 7 of 16 rows x 64 bytes at most, got {tile}: {count} x {size}."
+            )
         rows[tile], row_bytes[tile] = count, size
     return struct.pack("<BB14x16H16s", 1, 0, *row_bytes, bytes(rows))
 
@@ -424,7 +440,9 @@ def tdpbf16ps(acc: Array, a: Array, b: Array) -> Array:
 
 
 # ---------------------------------------------------------------------- AArch64
-def _neon(name: str, operand: Type, *needs: str, result: Type = i32.vec(4), second: Type | None = None, types: bool = True) -> Form:
+def _neon(
+    name: str, operand: Type, *needs: str, result: Type = i32.vec(4), second: Type | None = None, types: bool = True
+) -> Form:
     suffix = f".{result.suffix}.{operand.suffix}" if types else ""
     return Form(f"llvm.aarch64.neon.{name}{suffix}", result, (result, operand, second or operand), (("neon", *needs),))
 
@@ -474,7 +492,9 @@ def bfmmla(acc: Array, a: Array, b: Array) -> Array:
     return acc + (x @ y.T).reshape(-1)
 
 
-@_instruction("aarch64", Form("llvm.aarch64.neon.tbl1.v16i8", i8.vec(16), (i8.vec(16), i8.vec(16)), (("neon",),)), mnemonic="tbl")
+@_instruction(
+    "aarch64", Form("llvm.aarch64.neon.tbl1.v16i8", i8.vec(16), (i8.vec(16), i8.vec(16)), (("neon",),)), mnemonic="tbl"
+)
 def tbl(a: Array, index: Array) -> Array:
     """a[index] in every byte, 0 where the index is not below 16."""
     result = a[index & 15]

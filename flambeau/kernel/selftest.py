@@ -98,13 +98,21 @@ def _run(instruction: Instruction, form: Form, target: Target) -> str:
 
 def _compiled(text: str, target: Target, intrinsic: str, mnemonic: str) -> str:
     """Whether the code has the instruction, and LLVM takes the intrinsic as it is (it rewrites old signatures)."""
-    kept = [line for line in compiler.parsed_text(text, target).splitlines() if line.startswith("declare") and f"@{intrinsic}(" in line]
+    kept = [
+        line
+        for line in compiler.parsed_text(text, target).splitlines()
+        if line.startswith("declare") and f"@{intrinsic}(" in line
+    ]
     meant = [line for line in text.splitlines() if line.startswith("declare") and f"@{intrinsic}(" in line]
     bare = [line.split("(", 1)[1].split(")")[0].replace(" immarg", "") for line in kept + meant]
     if len(kept) != 1 or bare[0] != bare[1]:
         return f"wrong: LLVM must know {meant}, got {kept}"
     code = compiler.assembly(text, target)
-    return "compiled" if f"\t{mnemonic}" in code or f"}} {mnemonic}" in code else f"wrong: code must contain {mnemonic}, got\n{code}"
+    return (
+        "compiled"
+        if f"\t{mnemonic}" in code or f"}} {mnemonic}" in code
+        else f"wrong: code must contain {mnemonic}, got\n{code}"
+    )
 
 
 def _capable(arch: str) -> Target:
@@ -161,7 +169,9 @@ def check(names: Sequence[str] = ()) -> Iterator[tuple[str, str]]:
         instruction = instructions.TABLE[name]
         capable = _capable(instruction.arch)
         if isinstance(instruction, TileInstruction):
-            verdict = _compiled(_tile_module(instruction, 16, 16, 16).text(), capable, instruction.intrinsic, instruction.mnemonic)
+            verdict = _compiled(
+                _tile_module(instruction, 16, 16, 16).text(), capable, instruction.intrinsic, instruction.mnemonic
+            )
             if verdict == "compiled" and instruction.available(here) and targets.request_amx_permission():
                 verdict = _run_tile(instruction, here)
             yield f"{name} {instruction.intrinsic}", verdict
@@ -177,9 +187,16 @@ def run_in_child(names: Sequence[str] = ()) -> list[tuple[str, str]]:
     """`check` in a child process. If LLVM ends it, the last line says so."""
     command = [sys.executable, "-m", "flambeau.kernel.selftest", *names]
     done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2], check=False)
-    lines = [(what, verdict) for what, _, verdict in (line.partition("\t") for line in done.stdout.splitlines()) if verdict]
+    lines = [
+        (what, verdict) for what, _, verdict in (line.partition("\t") for line in done.stdout.splitlines()) if verdict
+    ]
     if done.returncode not in (0, 1) or not lines:
-        lines.append(("the instruction after these", f"wrong: the process must live, got status {done.returncode}: {done.stderr[-2000:]}"))
+        lines.append(
+            (
+                "the instruction after these",
+                f"wrong: the process must live, got status {done.returncode}: {done.stderr[-2000:]}",
+            )
+        )
     return lines
 
 

@@ -141,7 +141,10 @@ def _private(root: str) -> bool:
 
 @functools.cache
 def _failed(root: str, error: OSError) -> None:
-    warnings.warn(f"kernel: the cache folder {root} must be writable, got {error}. Kernels are compiled anew each time.", stacklevel=2)
+    warnings.warn(
+        f"kernel: the cache folder {root} must be writable, got {error}. Kernels are compiled anew each time.",
+        stacklevel=2,
+    )
 
 
 def _remove(path: str) -> None:

@@ -20,9 +20,7 @@ class Type:
         self.name, self.size, self.kind, self.lanes = name, size, kind, lanes
         self.element: Type = element or self
         self.text = f"<{lanes} x {name}>" if lanes else name
-        short = {"float": "f32", "double": "f64", "half": "f16", "bfloat": "bf16", "ptr": "p0"}.get(
-            name, name
-        )
+        short = {"float": "f32", "double": "f64", "half": "f16", "bfloat": "bf16", "ptr": "p0"}.get(name, name)
         self.suffix = f"v{lanes}{short}" if lanes else short  # as intrinsics spell it
         self._vectors: dict[int, Type] = {}
 

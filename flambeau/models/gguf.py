@@ -85,7 +85,9 @@ class GGUF:
             packed = self._mapped(info, "uint8", (info.nbytes,))
             (step,) = dequant(info.type, count).launches
             recipe, block = step.recipe, launch.block(step.params)
-            launch.entry(cache.address(recipe.name, recipe.parameters, recipe.build))(packed.ptr, out.ptr, block.address)
+            launch.entry(cache.address(recipe.name, recipe.parameters, recipe.build))(
+                packed.ptr, out.ptr, block.address
+            )
         return out
 
 

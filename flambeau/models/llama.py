@@ -40,7 +40,7 @@ class LlamaConfig:
 def rope_frequencies(config: LlamaConfig) -> Tensor:
     """Angle per position of each rotary pair, [head_dim / 2]; Llama 3's scaling where the config has it."""
     half = flambeau.arange(0, config.head_dim, 2, dtype=flambeau.float32) / config.head_dim
-    frequencies = config.rope_base ** -half
+    frequencies = config.rope_base**-half
     scaling = dict(config.rope_scaling)
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     if kind in ("default", None):
@@ -48,7 +48,9 @@ def rope_frequencies(config: LlamaConfig) -> Tensor:
     if kind == "linear":
         return frequencies / scaling["factor"]
     if kind != "llama3":
-        raise NotImplementedError(f"llama: rope scaling must be default, linear or llama3, got {kind!r}. Use a model without it, or convert the checkpoint.")
+        raise NotImplementedError(
+            f"llama: rope scaling must be default, linear or llama3, got {kind!r}. Use a model without it, or convert the checkpoint."
+        )
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
     turns = scaling["original_max_position_embeddings"] * frequencies / (2 * 3.141592653589793)
     smooth = ((turns - low) / (high - low)).clamp(0, 1)
@@ -60,8 +62,10 @@ class KVCache:
 
     def __init__(self, config: LlamaConfig, batch: int, length: int, dtype: Any = None):
         if length > config.context_length:
-            raise ValueError(f"KVCache: length must be at most the model's context of {config.context_length} tokens, got {length}. Shorten the prompt or "
-                             f"ask for fewer tokens.")
+            raise ValueError(
+                f"KVCache: length must be at most the model's context of {config.context_length} tokens, got {length}. Shorten the prompt or "
+                f"ask for fewer tokens."
+            )
         shape = (batch, config.kv_heads, length, config.head_dim)
         self.keys = [flambeau.empty(shape, dtype=dtype) for _ in range(config.layers)]
         self.values = [flambeau.empty(shape, dtype=dtype) for _ in range(config.layers)]
@@ -108,7 +112,9 @@ class Attention(nn.Module):
         mask = None
         if t > 1 and past:
             mask = flambeau.ones(t, past + t, dtype=flambeau.bool).tril(past)
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=t > 1 and not past, enable_gqa=c.heads != c.kv_heads)
+        out = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=t > 1 and not past, enable_gqa=c.heads != c.kv_heads
+        )
         return self.o_proj(out.transpose(1, 2).reshape(b, t, c.heads * c.head_dim))
 
 

@@ -18,9 +18,7 @@ from flambeau.models.gguf import GGUF
 # How the byte-level vocabularies of GGUF files split text before merging, by `tokenizer.ggml.pre`.
 DIGITS_THEN_BYTES = ("smollm", "refact", "command-r", "starcoder")
 GPT2_LIKE = ("default", "gpt-2", "gpt2")
-LLAMA3_PATTERN = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+LLAMA3_PATTERN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 QWEN2_PATTERN = LLAMA3_PATTERN.replace(r"\p{N}{1,3}", r"\p{N}")
 
 
@@ -28,14 +26,23 @@ def library() -> Any:
     try:
         import tokenizers
     except ImportError as e:
-        raise ModuleNotFoundError("tokenizer: needs the package 'tokenizers'. Install it with: pip install 'flambeau[text]'") from e
+        raise ModuleNotFoundError(
+            "tokenizer: needs the package 'tokenizers'. Install it with: pip install 'flambeau[text]'"
+        ) from e
     return tokenizers
 
 
 class Tokenizer:
     """A vocabulary, the tokens that end a reply, and a chat template."""
 
-    def __init__(self, inner: Any, end_tokens: Sequence[int], template: str | None, begin_token: int | None = None, names: dict[str, str] | None = None):
+    def __init__(
+        self,
+        inner: Any,
+        end_tokens: Sequence[int],
+        template: str | None,
+        begin_token: int | None = None,
+        names: dict[str, str] | None = None,
+    ):
         self.inner, self.end_tokens, self.template = inner, tuple(end_tokens), template
         self.begin_token, self.names = begin_token, names or {}
 
@@ -51,19 +58,25 @@ class Tokenizer:
     def chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
         """Token numbers of a conversation up to where the assistant speaks. Raises: ValueError for a model without a chat template."""
         if self.template is None:
-            raise ValueError("chat: the model must have a chat template, this one has none. Use `flambeau generate --raw`, which continues text.")
+            raise ValueError(
+                "chat: the model must have a chat template, this one has none. Use `flambeau generate --raw`, which continues text."
+            )
         try:
             import jinja2
             from jinja2.sandbox import ImmutableSandboxedEnvironment
         except ImportError as e:
-            raise ModuleNotFoundError("chat: needs the package 'jinja2'. Install it with: pip install 'flambeau[text]'") from e
+            raise ModuleNotFoundError(
+                "chat: needs the package 'jinja2'. Install it with: pip install 'flambeau[text]'"
+            ) from e
 
         def refuse(text: str) -> None:
             raise jinja2.TemplateError(text)
 
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
         environment.globals["raise_exception"] = refuse
-        text = environment.from_string(self.template).render(messages=list(messages), add_generation_prompt=True, **self.names)
+        text = environment.from_string(self.template).render(
+            messages=list(messages), add_generation_prompt=True, **self.names
+        )
         return self.inner.encode(text, add_special_tokens=False).ids
 
 
@@ -73,11 +86,17 @@ def from_gguf(file: GGUF) -> Tokenizer:
     kv = file.metadata
     model = kv.get("tokenizer.ggml.model")
     if model != "gpt2":
-        raise NotImplementedError(f"tokenizer: the GGUF vocabulary must be byte-level BPE ('gpt2'), got {model!r}. Use the model's safetensors folder with "
-                                  f"its tokenizer.json.")
+        raise NotImplementedError(
+            f"tokenizer: the GGUF vocabulary must be byte-level BPE ('gpt2'), got {model!r}. Use the model's safetensors folder with "
+            f"its tokenizer.json."
+        )
     tokens = kv["tokenizer.ggml.tokens"]
     merges = [tuple(m.split(" ", 1)) for m in kv["tokenizer.ggml.merges"]]
-    inner = t.Tokenizer(t.models.BPE({s: i for i, s in enumerate(tokens)}, merges, ignore_merges=kv.get("tokenizer.ggml.pre") == "llama-bpe"))
+    inner = t.Tokenizer(
+        t.models.BPE(
+            {s: i for i, s in enumerate(tokens)}, merges, ignore_merges=kv.get("tokenizer.ggml.pre") == "llama-bpe"
+        )
+    )
     inner.pre_tokenizer = _splitter(t, kv.get("tokenizer.ggml.pre", "default"))
     inner.decoder = t.decoders.ByteLevel()
     control = [s for s, kind in zip(tokens, kv.get("tokenizer.ggml.token_type", ())) if kind == 3]
@@ -85,9 +104,14 @@ def from_gguf(file: GGUF) -> Tokenizer:
     begin, end = kv.get("tokenizer.ggml.bos_token_id"), kv.get("tokenizer.ggml.eos_token_id")
     ends = [end] if end is not None else []
     ends += [tokens.index(s) for s in ("<|im_end|>", "<|eot_id|>", "<|endoftext|>", "<|end_of_text|>") if s in control]
-    names = {"bos_token": tokens[begin] if begin is not None else "", "eos_token": tokens[end] if end is not None else ""}
+    names = {
+        "bos_token": tokens[begin] if begin is not None else "",
+        "eos_token": tokens[end] if end is not None else "",
+    }
     wants_begin = kv.get("tokenizer.ggml.add_bos_token", False)
-    return Tokenizer(inner, dict.fromkeys(ends), kv.get("tokenizer.chat_template"), begin if wants_begin else None, names)
+    return Tokenizer(
+        inner, dict.fromkeys(ends), kv.get("tokenizer.chat_template"), begin if wants_begin else None, names
+    )
 
 
 def _splitter(t: Any, kind: str) -> Any:
@@ -99,7 +123,9 @@ def _splitter(t: Any, kind: str) -> Any:
         return byte_level
     pattern = {"llama-bpe": LLAMA3_PATTERN, "llama3": LLAMA3_PATTERN, "qwen2": QWEN2_PATTERN}.get(kind)
     if pattern is None:
-        raise NotImplementedError(f"tokenizer: the pre-tokenizer {kind!r} is not known. Use the model's safetensors folder with its tokenizer.json.")
+        raise NotImplementedError(
+            f"tokenizer: the pre-tokenizer {kind!r} is not known. Use the model's safetensors folder with its tokenizer.json."
+        )
     return p.Sequence([p.Split(t.Regex(pattern), "isolated"), p.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 

@@ -11,7 +11,9 @@ def legacy_get_string(size_average: bool | None, reduce: bool | None, emit_warni
     reduce = True if reduce is None else reduce
     found = "none" if not reduce else "mean" if size_average else "sum"
     if emit_warning:
-        warnings.warn(f"size_average and reduce args will be deprecated, please use reduction='{found}' instead.", stacklevel=3)
+        warnings.warn(
+            f"size_average and reduce args will be deprecated, please use reduction='{found}' instead.", stacklevel=3
+        )
     return found
 
 

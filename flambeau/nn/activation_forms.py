@@ -13,8 +13,8 @@ from typing import Any
 
 from flambeau._tensor import Tensor
 from flambeau.core.dtype import dtype as DType
-from flambeau.ir.op import REGISTRY, Op
 from flambeau.forms.pointwise import rrelu, rrelu_
+from flambeau.ir.op import REGISTRY, Op
 
 __all__ = [
     "celu", "celu_", "elu", "elu_", "hardsigmoid", "hardswish", "hardtanh", "hardtanh_", "leaky_relu", "leaky_relu_", "log_softmax",
@@ -51,7 +51,10 @@ leaky_relu_, threshold_, hardtanh_ = (REGISTRY[n].in_place for n in ("leaky_relu
 # ---------------------------------------------------------------------- softmax and relatives
 def _implicit_dim(name: str, ndim: int) -> int:
     """The dim that PyTorch chose before `dim` had to be given."""
-    warnings.warn(f"{name}: the dim should be given: it is chosen by the number of dims, which is deprecated. Pass dim=.", stacklevel=4)
+    warnings.warn(
+        f"{name}: the dim should be given: it is chosen by the number of dims, which is deprecated. Pass dim=.",
+        stacklevel=4,
+    )
     return 0 if ndim in (0, 1, 3) else 1
 
 

@@ -39,7 +39,10 @@ def _projected(q: Tensor, k: Tensor, v: Tensor, weight: Tensor, bias: Tensor | N
             return packed[..., :e], packed[..., e : 2 * e], packed[..., 2 * e :]
         pairs = _linear(k, weight[e:], None if bias is None else bias[e:])
         return _linear(q, weight[:e], None if bias is None else bias[:e]), pairs[..., :e], pairs[..., e:]
-    parts = [(x, weight[i * e : (i + 1) * e], None if bias is None else bias[i * e : (i + 1) * e]) for i, x in enumerate((q, k, v))]
+    parts = [
+        (x, weight[i * e : (i + 1) * e], None if bias is None else bias[i * e : (i + 1) * e])
+        for i, x in enumerate((q, k, v))
+    ]
     return tuple(_linear(*p) for p in parts)
 
 
@@ -51,25 +54,40 @@ def _mask(name: str, mask: Tensor | None, target: Tensor) -> Tensor | None:
         return REGISTRY["masked_fill"](_zeros(tuple(mask.shape), target), mask, -math.inf)
     if not mask.dtype.is_floating_point:
         raise AssertionError(
-            message("multi_head_attention_forward", f"only bool and floating types of {name} are supported", mask.dtype.name)
+            message(
+                "multi_head_attention_forward", f"only bool and floating types of {name} are supported", mask.dtype.name
+            )
         )
     return mask
 
 
-def _check_shapes(query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None, mask: Tensor | None, heads: int) -> bool:
+def _check_shapes(
+    query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None, mask: Tensor | None, heads: int
+) -> bool:
     """Whether the query has a batch dim. Raises: AssertionError for shapes that do not fit."""
     op = "multi_head_attention_forward"
     if query.ndim not in (2, 3):
-        raise AssertionError(message(op, "query should be unbatched 2D or batched 3D tensor", f"a {query.ndim}-D query tensor"))
+        raise AssertionError(
+            message(op, "query should be unbatched 2D or batched 3D tensor", f"a {query.ndim}-D query tensor")
+        )
     batched = query.ndim == 3
     if key.ndim != query.ndim or value.ndim != query.ndim:
-        raise AssertionError(message(op, f"key and value must have {query.ndim} dims as the query has", f"{key.ndim} and {value.ndim}"))
+        raise AssertionError(
+            message(op, f"key and value must have {query.ndim} dims as the query has", f"{key.ndim} and {value.ndim}")
+        )
     if padding is not None and padding.ndim != query.ndim - 1:
         raise AssertionError(message(op, f"key_padding_mask must have {query.ndim - 1} dims", f"{padding.ndim}"))
     if mask is not None and mask.ndim not in (2, 3):
         raise AssertionError(message(op, "attn_mask must have 2 or 3 dims", f"{mask.ndim}"))
-    if not batched and mask is not None and mask.ndim == 3 and tuple(mask.shape) != (heads, query.shape[0], key.shape[0]):
-        raise AssertionError(message(op, f"attn_mask must have shape {(heads, query.shape[0], key.shape[0])}", f"{tuple(mask.shape)}"))
+    if (
+        not batched
+        and mask is not None
+        and mask.ndim == 3
+        and tuple(mask.shape) != (heads, query.shape[0], key.shape[0])
+    ):
+        raise AssertionError(
+            message(op, f"attn_mask must have shape {(heads, query.shape[0], key.shape[0])}", f"{tuple(mask.shape)}")
+        )
     return batched
 
 
@@ -119,19 +137,29 @@ def multi_head_attention_forward(
         raise AssertionError(message(op, f"was expecting embedding dimension of {embed_dim_to_check}", f"{embed}"))
     head = embed // num_heads
     if head * num_heads != embed:
-        raise AssertionError(message(op, "embed_dim must be divisible by num_heads", {"embed_dim": embed, "num_heads": num_heads}))
+        raise AssertionError(
+            message(op, "embed_dim must be divisible by num_heads", {"embed_dim": embed, "num_heads": num_heads})
+        )
     if is_causal and attn_mask is None:
         raise RuntimeError(f"{op}: Need attn_mask if specifying the is_causal hint. Pass the mask, or is_causal=False.")
     key_padding_mask = _mask("key_padding_mask", key_padding_mask, query)
     causal = is_causal and key_padding_mask is None and not need_weights
     attn_mask = None if causal else _mask("attn_mask", attn_mask, query)
     q, k, v = _heads_in(
-        query, key, value, in_proj_weight, in_proj_bias, use_separate_proj_weight, (q_proj_weight, k_proj_weight, v_proj_weight)
+        query,
+        key,
+        value,
+        in_proj_weight,
+        in_proj_bias,
+        use_separate_proj_weight,
+        (q_proj_weight, k_proj_weight, v_proj_weight),
     )
     if attn_mask is not None:
         if attn_mask.ndim == 2:
             if tuple(attn_mask.shape) != (length, sources):
-                raise RuntimeError(f"{op}: The shape of the 2D attn_mask is {attn_mask.shape}, but should be {(length, sources)}.")
+                raise RuntimeError(
+                    f"{op}: The shape of the 2D attn_mask is {attn_mask.shape}, but should be {(length, sources)}."
+                )
             attn_mask = attn_mask.unsqueeze(0)
         elif tuple(attn_mask.shape) != (batch * num_heads, length, sources):
             raise RuntimeError(
@@ -150,18 +178,32 @@ def multi_head_attention_forward(
     sources = k.shape[1]
     if key_padding_mask is not None:
         if tuple(key_padding_mask.shape) != (batch, sources):
-            raise AssertionError(message(op, f"expecting key_padding_mask shape of {(batch, sources)}", f"{tuple(key_padding_mask.shape)}"))
-        padding = key_padding_mask.view(batch, 1, 1, sources).expand(-1, num_heads, -1, -1).reshape(batch * num_heads, 1, sources)
+            raise AssertionError(
+                message(
+                    op, f"expecting key_padding_mask shape of {(batch, sources)}", f"{tuple(key_padding_mask.shape)}"
+                )
+            )
+        padding = (
+            key_padding_mask.view(batch, 1, 1, sources)
+            .expand(-1, num_heads, -1, -1)
+            .reshape(batch * num_heads, 1, sources)
+        )
         attn_mask = padding if attn_mask is None else attn_mask + padding
     p = dropout_p if training else 0.0
     if need_weights:
-        return _with_weights(q, k, v, attn_mask, p, batch, num_heads, out_proj_weight, out_proj_bias, average_attn_weights, batched)
+        return _with_weights(
+            q, k, v, attn_mask, p, batch, num_heads, out_proj_weight, out_proj_bias, average_attn_weights, batched
+        )
     if attn_mask is not None:
         attn_mask = (
-            attn_mask.unsqueeze(0) if attn_mask.shape[0] == 1 and attn_mask.ndim == 3 else attn_mask.view(batch, num_heads, -1, sources)
+            attn_mask.unsqueeze(0)
+            if attn_mask.shape[0] == 1 and attn_mask.ndim == 3
+            else attn_mask.view(batch, num_heads, -1, sources)
         )
     q, k, v = (
-        x.view(batch, num_heads, x.shape[1], head) if x.is_contiguous() else x.reshape(batch, num_heads, x.shape[1], head)
+        x.view(batch, num_heads, x.shape[1], head)
+        if x.is_contiguous()
+        else x.reshape(batch, num_heads, x.shape[1], head)
         for x in (q, k, v)
     )
     output = scaled_dot_product_attention(q, k, v, attn_mask, p, causal)
@@ -170,11 +212,19 @@ def multi_head_attention_forward(
 
 
 def _heads_in(
-    query: Tensor, key: Tensor, value: Tensor, weight: Tensor | None, bias: Tensor | None, separate: bool, weights: tuple
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    separate: bool,
+    weights: tuple,
 ) -> tuple:
     if not separate:
         if weight is None:
-            raise AssertionError("multi_head_attention_forward: use_separate_proj_weight is False but in_proj_weight is None. Give it.")
+            raise AssertionError(
+                "multi_head_attention_forward: use_separate_proj_weight is False but in_proj_weight is None. Give it."
+            )
         return _projected(query, key, value, weight, bias)
     if any(w is None for w in weights):
         raise AssertionError(

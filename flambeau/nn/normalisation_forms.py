@@ -48,26 +48,46 @@ def batch_norm(
         values = math.prod(n for d, n in enumerate(input.shape) if d != 1)
         if values == 1:
             raise ValueError(
-                message("batch_norm", "expected more than 1 value per channel when training", f"input size {list(input.shape)}")
+                message(
+                    "batch_norm",
+                    "expected more than 1 value per channel when training",
+                    f"input size {list(input.shape)}",
+                )
             )
     return _batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps)[0]
 
 
 def _batch_norm(
-    input: Tensor, weight: Any, bias: Any, running_mean: Any, running_var: Any, training: bool, momentum: float, eps: float
+    input: Tensor,
+    weight: Any,
+    bias: Any,
+    running_mean: Any,
+    running_var: Any,
+    training: bool,
+    momentum: float,
+    eps: float,
 ) -> tuple:
     if input.ndim < 2:
         if input.numel():
-            raise RuntimeError(message("batch_norm", "expected at least 2 dims (batch, channels)", f"input size {list(input.shape)}"))
+            raise RuntimeError(
+                message("batch_norm", "expected at least 2 dims (batch, channels)", f"input size {list(input.shape)}")
+            )
         nothing = REGISTRY["full"]((0,), 0, dtype=input.dtype, device=input.device)
         return REGISTRY["clone"](input), nothing, nothing
     if training:
-        found = REGISTRY["batch_statistics_norm"](input, weight, bias, _detached(running_mean), _detached(running_var), momentum, eps)
+        found = REGISTRY["batch_statistics_norm"](
+            input, weight, bias, _detached(running_mean), _detached(running_var), momentum, eps
+        )
         _write([(running_mean, found[3]), (running_var, found[4])])
         return found[:3]
     if running_mean is None or running_var is None:
         raise RuntimeError(
-            message("batch_norm", "expected running_mean and running_var to be defined when training=False", "None", "Pass training=True.")
+            message(
+                "batch_norm",
+                "expected running_mean and running_var to be defined when training=False",
+                "None",
+                "Pass training=True.",
+            )
         )
     out = REGISTRY["batch_norm_inference"](input, weight, bias, _detached(running_mean), _detached(running_var), eps)
     nothing = REGISTRY["full"]((0,), 0, dtype=out.dtype, device=out.device)
@@ -105,7 +125,13 @@ def instance_norm(
     if not use_input_stats:
         return _batch_norm(input, weight, bias, running_mean, running_var, False, momentum, eps)[0]
     if math.prod(input.shape[2:]) == 1:
-        raise ValueError(message("instance_norm", "expected more than 1 spatial element when training", f"input size {list(input.shape)}"))
-    found = REGISTRY["instance_statistics_norm"](input, weight, bias, _detached(running_mean), _detached(running_var), momentum, eps)
+        raise ValueError(
+            message(
+                "instance_norm", "expected more than 1 spatial element when training", f"input size {list(input.shape)}"
+            )
+        )
+    found = REGISTRY["instance_statistics_norm"](
+        input, weight, bias, _detached(running_mean), _detached(running_var), momentum, eps
+    )
     _write([(running_mean, found[1]), (running_var, found[2])])
     return found[0]

@@ -25,7 +25,11 @@ class _Marked(type(Tensor)):
     def __instancecheck__(self, instance: Any) -> bool:
         if type.__instancecheck__(self, instance):
             return True
-        return isinstance(instance, Tensor) and instance.__dict__.get(type(self).mark, False) and self in (Parameter, Buffer)
+        return (
+            isinstance(instance, Tensor)
+            and instance.__dict__.get(type(self).mark, False)
+            and self in (Parameter, Buffer)
+        )
 
 
 class _ParameterMeta(_Marked):
@@ -63,7 +67,11 @@ class Parameter(Tensor, metaclass=_ParameterMeta):
         if data is None:
             data = empty(0)
         if not isinstance(data, Tensor):
-            raise TypeError(message("Parameter", "data must be a tensor", type(data).__name__, "Make one with flambeau.tensor(...)."))
+            raise TypeError(
+                message(
+                    "Parameter", "data must be a tensor", type(data).__name__, "Make one with flambeau.tensor(...)."
+                )
+            )
         return _marked(cls, data, requires_grad, "_is_param")
 
     def __init__(self, data: Tensor | None = None, requires_grad: bool = True):
@@ -156,7 +164,9 @@ class UninitializedBuffer(_Uninitialized, Buffer):
 
     cls_to_become = Buffer
 
-    def __new__(cls, requires_grad: bool = False, device: Any = None, dtype: Any = None, persistent: bool = True) -> UninitializedBuffer:
+    def __new__(
+        cls, requires_grad: bool = False, device: Any = None, dtype: Any = None, persistent: bool = True
+    ) -> UninitializedBuffer:
         t = _marked(cls, empty(0, device=device, dtype=dtype), requires_grad, "_is_buffer")
         t.persistent = persistent
         return t

@@ -47,7 +47,10 @@ def _max_pool(rank: int) -> tuple[Callable, Callable]:
         return found if return_indices else found[0]
 
     return _named(
-        pool, with_indices, f"max_pool{rank}d", f"Maxima of windows over the last {rank} dims; with `return_indices` also where they are."
+        pool,
+        with_indices,
+        f"max_pool{rank}d",
+        f"Maxima of windows over the last {rank} dims; with `return_indices` also where they are.",
     )
 
 
@@ -59,7 +62,12 @@ def _adaptive_max_pool(rank: int) -> tuple[Callable, Callable]:
         found = with_indices(input, output_size)
         return found if return_indices else found[0]
 
-    return _named(pool, with_indices, f"adaptive_max_pool{rank}d", f"Maxima over the last {rank} dims in windows of a given count.")
+    return _named(
+        pool,
+        with_indices,
+        f"adaptive_max_pool{rank}d",
+        f"Maxima over the last {rank} dims in windows of a given count.",
+    )
 
 
 def _fractional_max_pool(rank: int) -> tuple[Callable, Callable]:
@@ -75,7 +83,9 @@ def _fractional_max_pool(rank: int) -> tuple[Callable, Callable]:
     ) -> tuple[Tensor, Tensor]:
         check_input(name, input.spec, rank)
         if (output_size is None) == (output_ratio is None):
-            raise ValueError(f"{name}: requires specifying either an output_size or an output_ratio, got {output_size} and {output_ratio}.")
+            raise ValueError(
+                f"{name}: requires specifying either an output_size or an output_ratio, got {output_size} and {output_ratio}."
+            )
         limits = input.shape[input.ndim - rank :]
         if output_size is None:
             ratio = output_ratio if isinstance(output_ratio, (tuple, list)) else (output_ratio,) * rank
@@ -108,7 +118,9 @@ def _fractional_max_pool(rank: int) -> tuple[Callable, Callable]:
 def _max_unpool(rank: int) -> Callable:
     name = f"max_unpool{rank}d"
 
-    def unpool(input: Tensor, indices: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, output_size: Any = None) -> Tensor:
+    def unpool(
+        input: Tensor, indices: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, output_size: Any = None
+    ) -> Tensor:
         kernel = per_dim(name, "kernel_size", kernel_size, rank)
         stride = kernel if stride is None else per_dim(name, "stride", stride, rank)
         padding = per_dim(name, "padding", padding, rank)

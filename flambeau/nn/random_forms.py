@@ -30,7 +30,9 @@ def _checked(p: float) -> float:
 
 def _apply(name: str, input: Tensor, inplace: bool, *numbers: Any) -> Tensor:
     op = REGISTRY[name]
-    args = (input, *numbers[:-1], *draw(None)) if numbers[-1] is None else (input, *numbers[:-1], *draw(None), numbers[-1])
+    args = (
+        (input, *numbers[:-1], *draw(None)) if numbers[-1] is None else (input, *numbers[:-1], *draw(None), numbers[-1])
+    )
     return in_place.run(op, args) if inplace else op(*args)
 
 
@@ -103,7 +105,9 @@ def _alpha(input: Tensor, p: float, training: bool, inplace: bool, features: boo
         return input
     keep = 1.0 - p
     a = 1.0 / math.sqrt((ALPHA * ALPHA * p + 1) * keep) if p < 1.0 else 0.0
-    c = -ALPHA * a  # x noise a + (noise - 1) c + c p: a dropped element becomes alpha, then mean and variance are put right
+    c = (
+        -ALPHA * a
+    )  # x noise a + (noise - 1) c + c p: a dropped element becomes alpha, then mean and variance are put right
     return _apply("random_alpha_dropout", input, inplace, keep, a, c, c * p, features)
 
 
@@ -125,7 +129,9 @@ def gumbel_softmax(logits: Tensor, tau: float = 1, hard: bool = False, eps: floa
     if eps != 1e-10:
         warnings.warn("`eps` parameter is deprecated and has no effect.", stacklevel=2)
     ops = REGISTRY
-    noise = ops["neg"](ops["log"](ops["random_exponential"](None, tuple(logits.shape), 1.0, *draw(None), logits.dtype, logits.device)))
+    noise = ops["neg"](
+        ops["log"](ops["random_exponential"](None, tuple(logits.shape), 1.0, *draw(None), logits.dtype, logits.device))
+    )
     soft = ops["softmax"](ops["true_divide"](ops["add"](logits, noise), tau), dim)
     if not hard:
         return soft

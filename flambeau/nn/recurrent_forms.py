@@ -64,7 +64,9 @@ def _run(direction: _Direction, x: Tensor, state: State, reverse: bool) -> tuple
     return REGISTRY["stack"](tuple(found), 0), state
 
 
-def _run_packed(direction: _Direction, x: Tensor, sizes: list[int], state: State, reverse: bool) -> tuple[Tensor, State]:
+def _run_packed(
+    direction: _Direction, x: Tensor, sizes: list[int], state: State, reverse: bool
+) -> tuple[Tensor, State]:
     """One direction over packed rows [sum of sizes, F]."""
     parts = list(direction.project(x).split(sizes))
     found: list[Tensor] = []
@@ -143,7 +145,16 @@ def _sequence_form(mode: str) -> Callable:
             x = x.transpose(0, 1)
         first = tuple(hx) if isinstance(hx, (tuple, list)) else (hx,)
         output, last = _recurrent(
-            mode, x, sizes.tolist() if sizes is not None else None, first, tuple(weights), has_biases, num_layers, p, train, bidirectional
+            mode,
+            x,
+            sizes.tolist() if sizes is not None else None,
+            first,
+            tuple(weights),
+            has_biases,
+            num_layers,
+            p,
+            train,
+            bidirectional,
         )
         if batch_first:
             output = output.transpose(0, 1)
@@ -162,22 +173,33 @@ rnn_tanh, rnn_relu, lstm, gru = (_sequence_form(mode) for mode in ("RNN_TANH", "
 
 
 def lstm_cell(
-    input: Tensor, hx: Sequence[Tensor], w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None
+    input: Tensor,
+    hx: Sequence[Tensor],
+    w_ih: Tensor,
+    w_hh: Tensor,
+    b_ih: Tensor | None = None,
+    b_hh: Tensor | None = None,
 ) -> State:
     """(h, c) after one step."""
     return REGISTRY["lstm_gates"](_linear(input, w_ih, b_ih) + _linear(hx[0], w_hh, b_hh), hx[1])
 
 
-def gru_cell(input: Tensor, hx: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None) -> Tensor:
+def gru_cell(
+    input: Tensor, hx: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None
+) -> Tensor:
     """h after one step."""
     return REGISTRY["gru_gates"](_linear(input, w_ih, b_ih), _linear(hx, w_hh, b_hh), hx)
 
 
-def rnn_tanh_cell(input: Tensor, hx: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None) -> Tensor:
+def rnn_tanh_cell(
+    input: Tensor, hx: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None
+) -> Tensor:
     """h after one step, through tanh."""
     return REGISTRY["tanh"](_linear(input, w_ih, b_ih) + _linear(hx, w_hh, b_hh))
 
 
-def rnn_relu_cell(input: Tensor, hx: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None) -> Tensor:
+def rnn_relu_cell(
+    input: Tensor, hx: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None
+) -> Tensor:
     """h after one step, through relu."""
     return REGISTRY["relu"](_linear(input, w_ih, b_ih) + _linear(hx, w_hh, b_hh))

@@ -1,30 +1,60 @@
 """The op declarations, by family. Importing this package registers all of them."""
 
-from flambeau.operators import activation, arithmetic, comparison, complexes, conversion, creation, elementary, reduction, view  # noqa: F401
-from flambeau.operators import matmul, matmul_added  # noqa: F401
-from flambeau.operators import dropout, random  # noqa: F401
-from flambeau.operators import einsum  # noqa: F401
-from flambeau.operators import logic, powers, rounding, selection  # noqa: F401
-from flambeau.operators import assemble, indexed, images, joins, places, scatter, strided  # noqa: F401
-from flambeau.operators import scan  # noqa: F401
-from flambeau.operators import convolution, windows  # noqa: F401
-from flambeau.operators import sorting  # noqa: F401
-from flambeau.operators import adaptive_pooling, pool_forms, pooling  # noqa: F401
-from flambeau.operators import losses, losses_class, losses_distance  # noqa: F401
-from flambeau.operators import norms, statistics  # noqa: F401
-from flambeau.operators import losses_sequence  # noqa: F401
-from flambeau.operators import nonlinear, polynomials, special  # noqa: F401
-from flambeau.operators import rotary  # noqa: F401
-from flambeau.operators import attention, bags  # noqa: F401
-from flambeau.operators import normalisation  # noqa: F401
-from flambeau.operators import interpolation  # noqa: F401
-from flambeau.operators import sampling  # noqa: F401
-from flambeau.operators import binning  # noqa: F401
-from flambeau.operators import recurrent  # noqa: F401
-from flambeau.operators import linear_algebra  # noqa: F401
-from flambeau.operators import masked  # noqa: F401
-from flambeau.operators import linear_algebra_lu  # noqa: F401
-from flambeau.operators import linear_algebra_spectral  # noqa: F401
-from flambeau.operators import linear_algebra_least  # noqa: F401
-from flambeau.operators import fourier  # noqa: F401
-from flambeau.operators import random_counts  # noqa: F401
+from flambeau.operators import (
+    activation,
+    adaptive_pooling,
+    arithmetic,
+    assemble,
+    attention,
+    bags,
+    binning,
+    comparison,
+    complexes,
+    conversion,
+    convolution,
+    creation,
+    dropout,
+    einsum,
+    elementary,
+    fourier,
+    images,
+    indexed,
+    interpolation,
+    joins,
+    linear_algebra,
+    linear_algebra_least,
+    linear_algebra_lu,
+    linear_algebra_spectral,
+    logic,
+    losses,
+    losses_class,
+    losses_distance,
+    losses_sequence,
+    masked,
+    matmul,
+    matmul_added,
+    nonlinear,
+    normalisation,
+    norms,
+    places,
+    polynomials,
+    pool_forms,
+    pooling,
+    powers,
+    random,
+    random_counts,
+    recurrent,
+    reduction,
+    rotary,
+    rounding,
+    sampling,
+    scan,
+    scatter,
+    selection,
+    sorting,
+    special,
+    statistics,
+    strided,
+    view,
+    windows,
+)

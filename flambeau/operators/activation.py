@@ -116,17 +116,25 @@ class prelu(Composite):
 
     def meta(op, input, weight):
         if weight.dtype is not input.dtype:
-            raise RuntimeError(f"prelu: type promoting not supported, got {input.dtype.name} and {weight.dtype.name}. "
-                               f"Convert one with .to(dtype).")
+            raise RuntimeError(
+                f"prelu: type promoting not supported, got {input.dtype.name} and {weight.dtype.name}. "
+                f"Convert one with .to(dtype)."
+            )
         if weight.ndim > 1:
-            raise RuntimeError(f"prelu: expected `weight` to be a scalar or 1D tensor, but got ndim = {weight.ndim}. Flatten it.")
+            raise RuntimeError(
+                f"prelu: expected `weight` to be a scalar or 1D tensor, but got ndim = {weight.ndim}. Flatten it."
+            )
         if weight.numel != 1:
             channels = input.shape[1] if input.ndim > 1 else 1
             if not input.ndim:
-                raise RuntimeError("prelu: not allow zero-dim input tensor with several weights, got a 0-dim input. Give one weight.")
+                raise RuntimeError(
+                    "prelu: not allow zero-dim input tensor with several weights, got a 0-dim input. Give one weight."
+                )
             if channels != weight.numel:
-                raise RuntimeError(f"prelu: mismatch of parameter numbers and input channel size, got {weight.numel} weights and channel "
-                                   f"size = {channels}. Give one weight, or one per channel.")
+                raise RuntimeError(
+                    f"prelu: mismatch of parameter numbers and input channel size, got {weight.numel} weights and channel "
+                    f"size = {channels}. Give one weight, or one per channel."
+                )
         return Pointwise.meta(REGISTRY["maximum"], input, input)
 
     def body(input, weight):
@@ -160,10 +168,14 @@ class glu(Composite):
 
     def meta(op, input, dim):
         if not input.ndim:
-            raise RuntimeError("glu: does not support 0-dimensional tensors, got a 0-dim input. Unsqueeze and stack two halves first.")
+            raise RuntimeError(
+                "glu: does not support 0-dimensional tensors, got a 0-dim input. Unsqueeze and stack two halves first."
+            )
         d = canonical_dim("glu", dim, input.ndim)
         if input.shape[d] % 2:
-            raise RuntimeError(f"glu: halving dimension must be even, but dimension {d} is size {input.shape[d]}. Pad it.")
+            raise RuntimeError(
+                f"glu: halving dimension must be even, but dimension {d} is size {input.shape[d]}. Pad it."
+            )
         shape = list(input.shape)
         shape[d] //= 2
         return Spec.of(shape, input.dtype, input.device)

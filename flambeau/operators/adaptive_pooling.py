@@ -21,9 +21,11 @@ from flambeau.operators.rules import case
 def target_sizes(name: str, s: Spec, sizes) -> tuple[int, ...]:
     """The result's spatial sizes; None keeps the input's. Raises: RuntimeError for another rank."""
     rank = len(sizes)
-    if s.ndim not in (rank + 1, rank + 2) or any(n == 0 for n in s.shape[s.ndim - rank - 1:]):
-        raise RuntimeError(f"{name}: Expected {rank + 1}D or {rank + 2}D tensor with non-zero size for non-batch dimensions, but got: {list(s.shape)}.")
-    found = tuple(m if n is None else int(n) for n, m in zip(sizes, s.shape[s.ndim - rank:]))
+    if s.ndim not in (rank + 1, rank + 2) or any(n == 0 for n in s.shape[s.ndim - rank - 1 :]):
+        raise RuntimeError(
+            f"{name}: Expected {rank + 1}D or {rank + 2}D tensor with non-zero size for non-batch dimensions, but got: {list(s.shape)}."
+        )
+    found = tuple(m if n is None else int(n) for n, m in zip(sizes, s.shape[s.ndim - rank :]))
     if any(n < 0 for n in found):
         raise RuntimeError(f"{name}: elements of output_size must be greater than or equal to 0, got {list(found)}.")
     return found
@@ -80,13 +82,18 @@ class adaptive_avg_pool(Composite):
 
     def meta(op, s, sizes):
         sizes = target_sizes(f"adaptive_avg_pool{len(sizes)}d", s, sizes)
-        return Spec.of((*s.shape[:s.ndim - len(sizes)], *sizes), s.dtype, s.device)
+        return Spec.of((*s.shape[: s.ndim - len(sizes)], *sizes), s.dtype, s.device)
 
     def body(input, sizes):
         sizes = target_sizes("adaptive_avg_pool", input.spec, sizes)
         rank, ops = len(sizes), REGISTRY
         if math.prod(sizes) * input.spec.numel == 0:
-            return ops["full"]((*input.spec.shape[:input.spec.ndim - rank], *sizes), 0, dtype=input.spec.dtype, device=input.spec.device)
+            return ops["full"](
+                (*input.spec.shape[: input.spec.ndim - rank], *sizes),
+                0,
+                dtype=input.spec.dtype,
+                device=input.spec.device,
+            )
         x, _, covered, _ = adaptive_windows(input, sizes, 0)
         total = ops["sum"](x, tuple(range(x.spec.ndim - rank, x.spec.ndim)), False)
         number, varying = 1, None
@@ -100,9 +107,9 @@ class adaptive_avg_pool(Composite):
 
     def reference(x, sizes):
         rank = len(sizes)
-        limits = x.shape[x.ndim - rank:]
+        limits = x.shape[x.ndim - rank :]
         sizes = tuple(m if n is None else n for n, m in zip(sizes, limits))
-        out = np.zeros((*x.shape[:x.ndim - rank], *sizes), x.dtype)
+        out = np.zeros((*x.shape[: x.ndim - rank], *sizes), x.dtype)
         for w in np.ndindex(*sizes):
             part = x[(..., *(slice(i * n // c, -(-(i + 1) * n // c)) for i, n, c in zip(w, limits, sizes)))]
             out[(..., *w)] = part.mean(tuple(range(-rank, 0)))
@@ -127,28 +134,28 @@ class adaptive_max_pool(Composite):
 
     def meta(op, s, sizes):
         sizes = target_sizes(f"adaptive_max_pool{len(sizes)}d", s, sizes)
-        values = Spec.of((*s.shape[:s.ndim - len(sizes)], *sizes), s.dtype, s.device)
+        values = Spec.of((*s.shape[: s.ndim - len(sizes)], *sizes), s.dtype, s.device)
         return values, values.with_dtype(int64)
 
     def body(input, sizes):
         sizes = target_sizes("adaptive_max_pool", input.spec, sizes)
         rank, ops = len(sizes), REGISTRY
-        shape = (*input.spec.shape[:input.spec.ndim - rank], *sizes)
+        shape = (*input.spec.shape[: input.spec.ndim - rank], *sizes)
         if math.prod(shape) == 0:
             nothing = ops["full"](shape, 0, dtype=input.spec.dtype, device=input.spec.device)
             return nothing, ops["full"](shape, 0, dtype=int64, device=input.spec.device)
         x, starts, _, lengths = adaptive_windows(input, sizes, lowest(input.spec.dtype))
         values, picked = window_max(x, tuple(range(x.spec.ndim - rank, x.spec.ndim)), False)
-        return values, flat_place(picked, starts, lengths, input.spec.shape[input.spec.ndim - rank:])
+        return values, flat_place(picked, starts, lengths, input.spec.shape[input.spec.ndim - rank :])
 
     def vjp(g, out, input, sizes):
         return (scattered(g[0], out[1], input, len(sizes)),)
 
     def reference(x, sizes):
         rank = len(sizes)
-        limits = x.shape[x.ndim - rank:]
+        limits = x.shape[x.ndim - rank :]
         sizes = tuple(m if n is None else n for n, m in zip(sizes, limits))
-        values, found = (np.zeros((*x.shape[:x.ndim - rank], *sizes), d) for d in (x.dtype, np.int64))
+        values, found = (np.zeros((*x.shape[: x.ndim - rank], *sizes), d) for d in (x.dtype, np.int64))
         for w in np.ndindex(*sizes):
             low = [i * n // c for i, n, c in zip(w, limits, sizes)]
             high = [-(-(i + 1) * n // c) for i, n, c in zip(w, limits, sizes)]
@@ -169,7 +176,7 @@ def flat_place(picked, starts: list, lengths: list[int], sizes):
     """An index within windows as one over the flattened spatial dims."""
     ops, where, rest = REGISTRY, None, picked
     for d, (start, n) in enumerate(zip(starts, sizes)):
-        step = math.prod(lengths[d + 1:])
+        step = math.prod(lengths[d + 1 :])
         inside = rest if step == 1 else ops["floor_divide"](rest, step)
         rest = ops["sub"](rest, ops["mul"](inside, step))
         place = ops["add"](start, inside)
@@ -180,9 +187,9 @@ def flat_place(picked, starts: list, lengths: list[int], sizes):
 def scattered(g, indices, input, rank: int):
     """Gradients added where flat indices say."""
     ops, shape = REGISTRY, tuple(input.spec.shape)
-    lead = shape[:len(shape) - rank]
-    hole = ops["full"]((*lead, math.prod(shape[len(lead):])), 0, dtype=g.spec.dtype, device=g.spec.device)
-    inner = math.prod(g.spec.shape[len(lead):])
+    lead = shape[: len(shape) - rank]
+    hole = ops["full"]((*lead, math.prod(shape[len(lead) :])), 0, dtype=g.spec.dtype, device=g.spec.device)
+    inner = math.prod(g.spec.shape[len(lead) :])
     found = ops["scatter_add"](hole, -1, ops["reshape"](indices, (*lead, inner)), ops["reshape"](g, (*lead, inner)))
     return ops["reshape"](found, shape)
 
@@ -204,18 +211,20 @@ class fractional_max_pool(Composite):
     def meta(op, s, samples, kernel, sizes):
         name, rank = f"fractional_max_pool{len(sizes)}d", len(sizes)
         kernel = per_dim(name, "kernel_size", kernel, rank)
-        for d, (n, k, m) in enumerate(zip(s.shape[s.ndim - rank:], kernel, sizes)):
+        for d, (n, k, m) in enumerate(zip(s.shape[s.ndim - rank :], kernel, sizes)):
             if m + k - 1 > n:
-                raise RuntimeError(f"{name}: pool {k} and output size {m} of dim {d} are too large relative to input size {n}, got {list(s.shape)}.")
+                raise RuntimeError(
+                    f"{name}: pool {k} and output size {m} of dim {d} are too large relative to input size {n}, got {list(s.shape)}."
+                )
         if samples.shape[-1] != rank or samples.ndim != 3:
             raise RuntimeError(f"{name}: samples must be [N, C, {rank}], got {list(samples.shape)}.")
-        values = Spec.of((*s.shape[:s.ndim - rank], *sizes), s.dtype, s.device)
+        values = Spec.of((*s.shape[: s.ndim - rank], *sizes), s.dtype, s.device)
         return values, values.with_dtype(int64)
 
     def body(input, samples, kernel, sizes):
         rank, ops = len(sizes), REGISTRY
         kernel = per_dim("fractional_max_pool", "kernel_size", kernel, rank)
-        lead, limits = tuple(input.spec.shape[:input.spec.ndim - rank]), input.spec.shape[input.spec.ndim - rank:]
+        lead, limits = tuple(input.spec.shape[: input.spec.ndim - rank]), input.spec.shape[input.spec.ndim - rank :]
         device, starts, place = input.spec.device, [], None
         for d, (n, k, m) in enumerate(zip(limits, kernel, sizes)):
             u = ops["select"](samples, -1, rank - 1 - d if rank == 2 else d)  # PyTorch draws width before height
@@ -228,7 +237,9 @@ class fractional_max_pool(Composite):
             at = ops["add"](ops["reshape"](start, (*start.spec.shape, *(1,) * rank)), along(k, d, rank, device))
             place = at if place is None else ops["add"](ops["mul"](place, n), at)
         count = math.prod(sizes) * math.prod(kernel)
-        picked = ops["gather"](ops["reshape"](input, (*lead, math.prod(limits))), -1, ops["reshape"](place, (*lead, count)))
+        picked = ops["gather"](
+            ops["reshape"](input, (*lead, math.prod(limits))), -1, ops["reshape"](place, (*lead, count))
+        )
         x = ops["reshape"](picked, (*lead, *sizes, *kernel))
         values, found = window_max(x, tuple(range(x.spec.ndim - rank, x.spec.ndim)), False)
         return values, flat_place(found, starts, list(kernel), limits)
@@ -239,7 +250,7 @@ class fractional_max_pool(Composite):
     def reference(x, samples, kernel, sizes):
         rank = len(sizes)
         kernel = per_dim("fractional_max_pool", "kernel_size", kernel, rank)
-        limits = x.shape[x.ndim - rank:]
+        limits = x.shape[x.ndim - rank :]
         values, found = (np.zeros((*x.shape[:2], *sizes), d) for d in (x.dtype, np.int64))
         for n, c in np.ndindex(*x.shape[:2]):
             u = samples[n, c][::-1] if rank == 2 else samples[n, c]

@@ -34,10 +34,14 @@ def checked_alpha(op, input, other, alpha):
     compute = pointwise_types(op, (input, other, alpha))[0][0]
     kind = alpha.dtype.kind if isinstance(alpha, NumberSpec) else "i" if type(alpha) is int else type(alpha).__name__[0]
     if kind == "f" and compute.is_integral:
-        raise RuntimeError(f"{op.name}: for integral input tensors, argument alpha must not be a floating point number, got dtype "
-                           f"{compute.name}. Convert the tensor, or multiply first.")
+        raise RuntimeError(
+            f"{op.name}: for integral input tensors, argument alpha must not be a floating point number, got dtype "
+            f"{compute.name}. Convert the tensor, or multiply first."
+        )
     if kind == "b" and compute is not bool_:
-        raise RuntimeError(f"{op.name}: boolean alpha only supported for Boolean results, got dtype {compute.name}. Use alpha=1.")
+        raise RuntimeError(
+            f"{op.name}: boolean alpha only supported for Boolean results, got dtype {compute.name}. Use alpha=1."
+        )
     return result
 
 
@@ -199,8 +203,13 @@ class true_divide(Elementwise):
 
 def quotient_gradients(g, out, numerator, denominator):
     """Gradients of out = numerator / denominator."""
-    return pair_vjp(g, numerator, denominator, lambda: chain(g, reflected_divide(in_type_of(denominator, out), 1)),
-                    lambda: neg(chain(g, true_divide(out, denominator))))
+    return pair_vjp(
+        g,
+        numerator,
+        denominator,
+        lambda: chain(g, reflected_divide(in_type_of(denominator, out), 1)),
+        lambda: neg(chain(g, true_divide(out, denominator))),
+    )
 
 
 @declare
@@ -257,11 +266,15 @@ class div(Elementwise):
 
     def meta(op, input, other, rounding_mode):
         if rounding_mode not in (None, "trunc", "floor"):
-            raise RuntimeError(f"div: expected rounding_mode to be one of None, 'trunc', or 'floor' but found {rounding_mode!r}. "
-                               f"Leave it out for the exact quotient.")
+            raise RuntimeError(
+                f"div: expected rounding_mode to be one of None, 'trunc', or 'floor' but found {rounding_mode!r}. "
+                f"Leave it out for the exact quotient."
+            )
         if rounding_mode is not None and pointwise_types(op, (input, other, rounding_mode))[1].kind in "bc":
-            raise RuntimeError("div: with a rounding_mode the dtype must be integer or floating point, got bool or complex. "
-                               "Convert with .to(dtype).")
+            raise RuntimeError(
+                "div: with a rounding_mode the dtype must be integer or floating point, got bool or complex. "
+                "Convert with .to(dtype)."
+            )
         return Elementwise.meta(op, input, other, rounding_mode)
 
     def lower(k, x, y, rounding_mode):
@@ -349,8 +362,10 @@ def checked_value(op, input, tensor1, tensor2, value):
     result = Elementwise.meta(op, input, tensor1, tensor2, value)
     compute = pointwise_types(op, (input, tensor1, tensor2, value))[0][0]
     if compute.is_integral and isinstance(value, NumberSpec) and value.type is float:
-        raise RuntimeError(f"{op.name}: for integral input tensors, argument value must not be a floating point number, got dtype "
-                           f"{compute.name}. Convert the tensors with .to(dtype).")
+        raise RuntimeError(
+            f"{op.name}: for integral input tensors, argument value must not be a floating point number, got dtype "
+            f"{compute.name}. Convert the tensors with .to(dtype)."
+        )
     return result
 
 
@@ -368,8 +383,16 @@ class addcmul(Elementwise):
 
     def vjp(g, out, input, tensor1, tensor2, value):
         scaled_g = scaled(g, conjugate(value))
-        return (sum_to(g, input), *pair_vjp(
-            g, tensor1, tensor2, lambda: mul(scaled_g, conjugate(tensor2)), lambda: mul(scaled_g, conjugate(tensor1))))
+        return (
+            sum_to(g, input),
+            *pair_vjp(
+                g,
+                tensor1,
+                tensor2,
+                lambda: mul(scaled_g, conjugate(tensor2)),
+                lambda: mul(scaled_g, conjugate(tensor1)),
+            ),
+        )
 
     def reference(x, a, b, *, value=1):
         return x + value * a * b
@@ -393,8 +416,16 @@ class addcdiv(Elementwise):
     def vjp(g, out, input, tensor1, tensor2, value):
         inverse = reflected_divide(in_type_of(tensor2, out), 1)
         scaled_g = scaled(g, conjugate(value))
-        return (sum_to(g, input), *pair_vjp(
-            g, tensor1, tensor2, lambda: chain(scaled_g, inverse), lambda: neg(chain(scaled_g, mul(tensor1, mul(inverse, inverse))))))
+        return (
+            sum_to(g, input),
+            *pair_vjp(
+                g,
+                tensor1,
+                tensor2,
+                lambda: chain(scaled_g, inverse),
+                lambda: neg(chain(scaled_g, mul(tensor1, mul(inverse, inverse)))),
+            ),
+        )
 
     def reference(x, a, b, *, value=1):
         return x + value * (a / b)
@@ -412,7 +443,9 @@ class lerp(Elementwise):
 
     def meta(op, input, end, weight):
         if end.dtype is not input.dtype:
-            raise RuntimeError(f"lerp: expected dtype {input.dtype.name} for `end`, got dtype {end.dtype.name}. Convert with .to(dtype).")
+            raise RuntimeError(
+                f"lerp: expected dtype {input.dtype.name} for `end`, got dtype {end.dtype.name}. Convert with .to(dtype)."
+            )
         return Elementwise.meta(op, input, end, weight)
 
     def lower(k, start, end, weight):
@@ -422,8 +455,11 @@ class lerp(Elementwise):
 
     def vjp(g, out, input, end, weight):
         moved = mul(g, conjugate(weight))
-        return (sum_to(sub(g, moved), input), sum_to(moved, end),
-                pair_vjp(g, weight, 0, lambda: mul(g, conjugate(sub(end, input))), None)[0])
+        return (
+            sum_to(sub(g, moved), input),
+            sum_to(moved, end),
+            pair_vjp(g, weight, 0, lambda: mul(g, conjugate(sub(end, input))), None)[0],
+        )
 
     def reference(start, end, weight):
         return start + weight * (end - start)
@@ -433,4 +469,3 @@ class lerp(Elementwise):
         yield case(t(3, 4), t(4), t(3, 1))
         yield case(t(3), t(3), 2.0)
         yield case(t(3), t(4), 0.5, raises=(RuntimeError, "must broadcast"))
-

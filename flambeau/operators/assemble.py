@@ -46,8 +46,10 @@ class view_scatter(Assemble):
     def meta(op, base, src, views):
         wanted, _ = region(base, views)
         if tuple(wanted.shape) != tuple(src.shape):
-            raise RuntimeError(f"{op.name}: src must have the view's shape {list(wanted.shape)} (expected src to have a size equal to the "
-                               f"slice of self), got {list(src.shape)}.")
+            raise RuntimeError(
+                f"{op.name}: src must have the view's shape {list(wanted.shape)} (expected src to have a size equal to the "
+                f"slice of self), got {list(src.shape)}."
+            )
         return Spec.of(base.shape, base.dtype, base.device)
 
     def pieces(op, out, base, src, views):
@@ -178,14 +180,18 @@ class cat(Assemble):
             return Spec.of((0,), d, common_device(op.name, tensors))
         first = full[0]
         if not all(s.ndim for s in tensors):
-            raise RuntimeError("cat: tensors must have at least one dim (zero-dimensional tensor cannot be concatenated). Use stack().")
+            raise RuntimeError(
+                "cat: tensors must have at least one dim (zero-dimensional tensor cannot be concatenated). Use stack()."
+            )
         at = canonical_dim("cat", dim, first.ndim)
         shape = list(first.shape)
         shape[at] = 0
         for i, s in enumerate(full):
             if s.ndim != first.ndim or any(a != b for j, (a, b) in enumerate(zip(s.shape, first.shape)) if j != at):
-                raise RuntimeError(f"cat: sizes must match except in dim {at}, got {list(first.shape)} and {list(s.shape)} for tensor {i} "
-                                   f"in the list (Sizes of tensors must match except in dimension {at}).")
+                raise RuntimeError(
+                    f"cat: sizes must match except in dim {at}, got {list(first.shape)} and {list(s.shape)} for tensor {i} "
+                    f"in the list (Sizes of tensors must match except in dimension {at})."
+                )
             shape[at] += s.shape[at]
         return Spec.of(shape, d, common_device(op.name, tensors))
 
@@ -240,13 +246,15 @@ class stack(Assemble):
         at = canonical_dim("stack", dim, first.ndim + 1)
         for i, s in enumerate(tensors):
             if tuple(s.shape) != tuple(first.shape):
-                raise RuntimeError("stack: tensors must have one shape (stack expects each tensor to be equal size), got "
-                                   f"{list(first.shape)} at entry 0 and {list(s.shape)} at entry {i}.")
+                raise RuntimeError(
+                    "stack: tensors must have one shape (stack expects each tensor to be equal size), got "
+                    f"{list(first.shape)} at entry 0 and {list(s.shape)} at entry {i}."
+                )
         return Spec.of([*first.shape[:at], len(tensors), *first.shape[at:]], d, common_device(op.name, tensors))
 
     def pieces(op, out, tensors, dim):
         at = dim % out.ndim
-        strides = out.strides[:at] + out.strides[at + 1:]
+        strides = out.strides[:at] + out.strides[at + 1 :]
         return [Piece(i, tuple(s.shape), strides, i * out.strides[at]) for i, s in enumerate(tensors)]
 
     def vjp(g, out, tensors, dim):
@@ -255,7 +263,10 @@ class stack(Assemble):
     jvp = LINEAR
 
     def batch(size, dims, tensors, dim):
-        return stack(tuple(front(x, d, size) for x, d in zip(tensors, dims[0])), behind(dim, element_ndim(tensors[0], dims[0][0]) + 1)), 0
+        return stack(
+            tuple(front(x, d, size) for x, d in zip(tensors, dims[0])),
+            behind(dim, element_ndim(tensors[0], dims[0][0]) + 1),
+        ), 0
 
     def reference(tensors, dim=0):
         return np.stack(tensors, dim)
@@ -281,10 +292,12 @@ class split_with_sizes(Composite):
         found, start = [], 0
         d = canonical_dim("split", dim, s.ndim)
         if any(n < 0 for n in split_sizes) or sum(split_sizes) != s.shape[d]:
-            raise RuntimeError(f"split: sizes must be non-negative and add up to {s.shape[d]}, the size of dim {d} (split_with_sizes "
-                               f"expects split_sizes to sum exactly to {s.shape[d]}), got {list(split_sizes)}.")
+            raise RuntimeError(
+                f"split: sizes must be non-negative and add up to {s.shape[d]}, the size of dim {d} (split_with_sizes "
+                f"expects split_sizes to sum exactly to {s.shape[d]}), got {list(split_sizes)}."
+            )
         for n in split_sizes:
-            found.append(Spec.get([*s.shape[:d], n, *s.shape[d + 1:]], s.strides, s.dtype, s.device))
+            found.append(Spec.get([*s.shape[:d], n, *s.shape[d + 1 :]], s.strides, s.dtype, s.device))
             start += n
         return tuple(found)
 
@@ -296,8 +309,11 @@ class split_with_sizes(Composite):
         return tuple(found)
 
     def vjp(g, out, input, split_sizes, dim):
-        return (cat(tuple(g), dim),) if g[0].spec.ndim and tuple(input.spec.shape) != (0,) else (REGISTRY["reshape"](g[0],
-                                                                                                                     tuple(input.spec.shape)),)
+        return (
+            (cat(tuple(g), dim),)
+            if g[0].spec.ndim and tuple(input.spec.shape) != (0,)
+            else (REGISTRY["reshape"](g[0], tuple(input.spec.shape)),)
+        )
 
     def reference(x, split_sizes, dim=0):
         return np.split(x, np.cumsum(split_sizes)[:-1], dim)
@@ -320,7 +336,7 @@ class unbind_dim(Composite):
 
     def meta(op, s, dim):
         d = canonical_dim("unbind", dim, s.ndim)
-        part = Spec.get([*s.shape[:d], *s.shape[d + 1:]], [*s.strides[:d], *s.strides[d + 1:]], s.dtype, s.device)
+        part = Spec.get([*s.shape[:d], *s.shape[d + 1 :]], [*s.strides[:d], *s.strides[d + 1 :]], s.dtype, s.device)
         return (part,) * s.shape[d]
 
     def body(input, dim):
@@ -350,7 +366,9 @@ class flip(Composite):
     def meta(op, s, dims):
         found = [canonical_dim("flip", d, s.ndim) for d in dims]
         if len(set(found)) != len(found):
-            raise RuntimeError(f"flip: each dim may appear once, got {list(dims)} (dim appears multiple times in the list of dims).")
+            raise RuntimeError(
+                f"flip: each dim may appear once, got {list(dims)} (dim appears multiple times in the list of dims)."
+            )
         return Spec.of(s.shape, s.dtype, s.device)
 
     def body(input, dims):
@@ -385,12 +403,16 @@ class roll(Composite):
         if not shifts:
             raise RuntimeError("roll: shifts must not be empty (`shifts` required).")
         if len(shifts) != len(dims) and (dims or len(shifts) != 1):
-            raise RuntimeError(f"roll: shifts and dims must align, got {len(shifts)} shifts and {len(dims)} dims (shifts and dimensions "
-                               "must align).")
+            raise RuntimeError(
+                f"roll: shifts and dims must align, got {len(shifts)} shifts and {len(dims)} dims (shifts and dimensions "
+                "must align)."
+            )
         for d in dims:
             if not s.ndim:
-                raise IndexError(f"roll: a 0-dim tensor has no dim to roll, got dims={list(dims)} (Dimension specified as {d} but tensor "
-                                 "has no dimensions).")
+                raise IndexError(
+                    f"roll: a 0-dim tensor has no dim to roll, got dims={list(dims)} (Dimension specified as {d} but tensor "
+                    "has no dimensions)."
+                )
             canonical_dim("roll", d, s.ndim)
         return Spec.of(s.shape, s.dtype, s.device)
 
@@ -431,15 +453,19 @@ def rolled(x, shift: int, dim: int):
 def padded_shape(op: str, shape, pad) -> list[int]:
     """The shape after padding by pairs from the last dim. Raises: RuntimeError."""
     if len(pad) % 2 or len(pad) > 2 * len(shape):
-        raise RuntimeError(f"{op}: pad must be pairs for at most {len(shape)} dims, got {list(pad)} (Length of pad must be even and no "
-                           "more than twice the number of dimensions of the input).")
+        raise RuntimeError(
+            f"{op}: pad must be pairs for at most {len(shape)} dims, got {list(pad)} (Length of pad must be even and no "
+            "more than twice the number of dimensions of the input)."
+        )
     result = list(shape)
     for i in range(len(pad) // 2):
         d = len(shape) - 1 - i
         result[d] += pad[2 * i] + pad[2 * i + 1]
         if result[d] < 0:
-            raise RuntimeError(f"{op}: the input size {shape[d]} of dim {d} plus padding {pad[2 * i]} and {pad[2 * i + 1]} must not be "
-                               "negative (resulted in a negative output size).")
+            raise RuntimeError(
+                f"{op}: the input size {shape[d]} of dim {d} plus padding {pad[2 * i]} and {pad[2 * i + 1]} must not be "
+                "negative (resulted in a negative output size)."
+            )
     return result
 
 
@@ -462,7 +488,9 @@ class constant_pad_nd(Composite):
             d, left, right = input.spec.ndim - 1 - i, pad[2 * i], pad[2 * i + 1]
             if left < 0 or right < 0:
                 first = max(0, -left)
-                input = ops["narrow"](input, d, min(first, input.spec.shape[d]), max(0, input.spec.shape[d] - first - max(0, -right)))
+                input = ops["narrow"](
+                    input, d, min(first, input.spec.shape[d]), max(0, input.spec.shape[d] - first - max(0, -right))
+                )
             if left > 0 or right > 0:
                 views.append(("narrow", (d, max(0, left), input.spec.shape[d])))
         if not views:
@@ -510,7 +538,9 @@ def pad_each_dim(input, pad, check, before, after, crop_first=False):
         n, first = input.spec.shape[d], max(0, -left)
         inner = ops["narrow"](input, d, first, max(0, n - first - max(0, -right))) if left < 0 or right < 0 else input
         source = inner if crop_first else input
-        parts = ([before(source, d, left)] if left > 0 else []) + [inner] + ([after(source, d, right)] if right > 0 else [])
+        parts = (
+            ([before(source, d, left)] if left > 0 else []) + [inner] + ([after(source, d, right)] if right > 0 else [])
+        )
         input = cat(tuple(parts), d) if len(parts) > 1 else ops["contiguous_copy"](inner)
     return input
 
@@ -524,8 +554,10 @@ class pad_reflect(EdgePad):
 
         def check(n, left, right):
             if left >= n or right >= n:
-                raise RuntimeError(f"pad: with mode reflect padding must be less than the input's size {n}, got {left} and {right} "
-                                   "(Padding size should be less than the corresponding input dimension).")
+                raise RuntimeError(
+                    f"pad: with mode reflect padding must be less than the input's size {n}, got {left} and {right} "
+                    "(Padding size should be less than the corresponding input dimension)."
+                )
 
         def before(x, d, count):
             return ops["reverse"](ops["narrow"](x, d, 1, count), (d,))
@@ -536,7 +568,11 @@ class pad_reflect(EdgePad):
         return pad_each_dim(input, pad, check, before, after)
 
     def reference(x, pad):
-        return np.pad(x, [(0, 0)] * (x.ndim - len(pad) // 2) + [(pad[i], pad[i + 1]) for i in range(len(pad) - 2, -2, -2)], "reflect")
+        return np.pad(
+            x,
+            [(0, 0)] * (x.ndim - len(pad) // 2) + [(pad[i], pad[i + 1]) for i in range(len(pad) - 2, -2, -2)],
+            "reflect",
+        )
 
 
 @declare
@@ -548,19 +584,27 @@ class pad_replicate(EdgePad):
 
         def check(n, left, right):
             if not n and (left > 0 or right > 0):
-                raise RuntimeError(f"pad: with mode replicate a padded dim must not have size 0, got padding {left} and {right}.")
+                raise RuntimeError(
+                    f"pad: with mode replicate a padded dim must not have size 0, got padding {left} and {right}."
+                )
 
         def edge(x, d, at, count):
             shape = list(x.spec.shape)
             shape[d] = count
             return ops["expand"](ops["narrow"](x, d, at, 1), tuple(shape))
 
-        return pad_each_dim(input, pad, check, lambda x, d, count: edge(x, d, 0, count), lambda x, d, count: edge(x, d,
-                                                                                                                  x.spec.shape[d] - 1,
-                                                                                                                  count))
+        return pad_each_dim(
+            input,
+            pad,
+            check,
+            lambda x, d, count: edge(x, d, 0, count),
+            lambda x, d, count: edge(x, d, x.spec.shape[d] - 1, count),
+        )
 
     def reference(x, pad):
-        return np.pad(x, [(0, 0)] * (x.ndim - len(pad) // 2) + [(pad[i], pad[i + 1]) for i in range(len(pad) - 2, -2, -2)], "edge")
+        return np.pad(
+            x, [(0, 0)] * (x.ndim - len(pad) // 2) + [(pad[i], pad[i + 1]) for i in range(len(pad) - 2, -2, -2)], "edge"
+        )
 
 
 @declare
@@ -572,14 +616,24 @@ class pad_circular(EdgePad):
 
         def check(n, left, right):
             if left > n or right > n:
-                raise RuntimeError(f"pad: with mode circular padding must not exceed the input's size {n}, got {left} and {right} (Padding "
-                                   "value causes wrapping around more than once).")
+                raise RuntimeError(
+                    f"pad: with mode circular padding must not exceed the input's size {n}, got {left} and {right} (Padding "
+                    "value causes wrapping around more than once)."
+                )
 
-        return pad_each_dim(input, pad, check, lambda x, d, count: ops["narrow"](x, d, x.spec.shape[d] - count, count),
-                            lambda x, d, count: ops["narrow"](x, d, 0, count), crop_first=True)
+        return pad_each_dim(
+            input,
+            pad,
+            check,
+            lambda x, d, count: ops["narrow"](x, d, x.spec.shape[d] - count, count),
+            lambda x, d, count: ops["narrow"](x, d, 0, count),
+            crop_first=True,
+        )
 
     def reference(x, pad):
-        return np.pad(x, [(0, 0)] * (x.ndim - len(pad) // 2) + [(pad[i], pad[i + 1]) for i in range(len(pad) - 2, -2, -2)], "wrap")
+        return np.pad(
+            x, [(0, 0)] * (x.ndim - len(pad) // 2) + [(pad[i], pad[i + 1]) for i in range(len(pad) - 2, -2, -2)], "wrap"
+        )
 
 
 __all__ = ["region", "shown", "sum_to"]

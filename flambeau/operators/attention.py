@@ -89,24 +89,41 @@ def check_attention(q: Spec, k: Spec, v: Spec, mask: Spec | None, is_causal: boo
     """(batch shape, L, Ev). Raises: RuntimeError or ValueError where shapes do not fit."""
     name = "scaled_dot_product_attention"
     if q.ndim < 2 or k.ndim < 2 or v.ndim < 2:
-        raise RuntimeError(f"{name}: Expected query, key, and value to all be at least 2 dimensional, got {shown(q)}, {shown(k)}, {shown(v)}.")
+        raise RuntimeError(
+            f"{name}: Expected query, key, and value to all be at least 2 dimensional, got {shown(q)}, {shown(k)}, {shown(v)}."
+        )
     if not q.dtype.is_floating_point:
-        raise RuntimeError(f"{name}: expected query, key and value of a floating dtype, got {q.dtype.name}. Convert with .float().")
+        raise RuntimeError(
+            f"{name}: expected query, key and value of a floating dtype, got {q.dtype.name}. Convert with .float()."
+        )
     check_types(name, q, k, v)
     if mask is not None:
         if is_causal:
-            raise RuntimeError(f"{name}: Explicit attn_mask should not be set when is_causal=True, got both. Fold the causal mask into attn_mask.")
+            raise RuntimeError(
+                f"{name}: Explicit attn_mask should not be set when is_causal=True, got both. Fold the causal mask into attn_mask."
+            )
         if mask.dtype is not bool_ and mask.dtype is not q.dtype and not mask.dtype.is_floating_point:
-            raise RuntimeError(f"{name}: Expected attn_mask dtype to be bool or float or to match query dtype, but got attn_mask.dtype: {mask.dtype.name} and "
-                               f"query.dtype: {q.dtype.name}.")
+            raise RuntimeError(
+                f"{name}: Expected attn_mask dtype to be bool or float or to match query dtype, but got attn_mask.dtype: {mask.dtype.name} and "
+                f"query.dtype: {q.dtype.name}."
+            )
     if q.shape[-1] != k.shape[-1]:
-        raise RuntimeError(f"{name}: query and key must have one embedding size, got {shown(q)} and {shown(k)}. Did you mean the transposed key?")
+        raise RuntimeError(
+            f"{name}: query and key must have one embedding size, got {shown(q)} and {shown(k)}. Did you mean the transposed key?"
+        )
     if k.shape[-2] != v.shape[-2]:
         raise RuntimeError(f"{name}: key and value must have one sequence length, got {shown(k)} and {shown(v)}.")
     if gqa:
-        if min(q.ndim, k.ndim, v.ndim) < 3 or k.shape[-3] == 0 or q.shape[-3] % k.shape[-3] or k.shape[-3] != v.shape[-3]:
-            raise RuntimeError(f"{name}: with enable_gqa=True the number of heads in key and value must divide the number of heads in query, got {shown(q)}, "
-                               f"{shown(k)}, {shown(v)}.")
+        if (
+            min(q.ndim, k.ndim, v.ndim) < 3
+            or k.shape[-3] == 0
+            or q.shape[-3] % k.shape[-3]
+            or k.shape[-3] != v.shape[-3]
+        ):
+            raise RuntimeError(
+                f"{name}: with enable_gqa=True the number of heads in key and value must divide the number of heads in query, got {shown(q)}, "
+                f"{shown(k)}, {shown(v)}."
+            )
         batch = (*broadcast_shapes(name, q.shape[:-3], k.shape[:-3], v.shape[:-3]), q.shape[-3])
     else:
         batch = broadcast_shapes(name, q.shape[:-2], k.shape[:-2], v.shape[:-2])
@@ -123,15 +140,27 @@ class scaled_dot_product_attention(Composite):
     functions = ()
     methods = ()
 
-    def signature(query: Tensor, key: Tensor, value: Tensor, attn_mask: OptionalTensor = None, is_causal=False, scale=None, enable_gqa=False): ...
+    def signature(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: OptionalTensor = None,
+        is_causal=False,
+        scale=None,
+        enable_gqa=False,
+    ): ...
 
     def meta(op, q, k, v, mask, is_causal, scale, enable_gqa):
         batch, rows, size = check_attention(q, k, v, mask, is_causal, enable_gqa)
-        return Spec.of((*batch, rows, size), q.dtype, common_device(op.name, [s for s in (q, k, v, mask) if s is not None]))
+        return Spec.of(
+            (*batch, rows, size), q.dtype, common_device(op.name, [s for s in (q, k, v, mask) if s is not None])
+        )
 
     def body(q, k, v, mask, is_causal, scale, enable_gqa):
         ops = REGISTRY
-        batch, rows, size = check_attention(q.spec, k.spec, v.spec, None if mask is None else mask.spec, is_causal, enable_gqa)
+        batch, rows, size = check_attention(
+            q.spec, k.spec, v.spec, None if mask is None else mask.spec, is_causal, enable_gqa
+        )
         if scale is None:
             scale = 1.0 / math.sqrt(q.spec.shape[-1]) if q.spec.shape[-1] else 1.0
         grouped = enable_gqa and q.spec.shape[-3] != k.spec.shape[-3]

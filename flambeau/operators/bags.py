@@ -22,7 +22,9 @@ def check_mode(mode: str, weights) -> None:
     if mode not in MODES:
         raise ValueError(f"embedding_bag: mode has to be one of sum, mean or max, got {mode!r}.")
     if weights is not None and mode != "sum":
-        raise NotImplementedError(f"embedding_bag: per_sample_weights was not None, but weights are only defined for mode='sum', got mode={mode!r}.")
+        raise NotImplementedError(
+            f"embedding_bag: per_sample_weights was not None, but weights are only defined for mode='sum', got mode={mode!r}."
+        )
 
 
 def kept_of(indices, padding_idx):
@@ -47,7 +49,14 @@ class embedding_bag(Composite):
     functions = ()
     methods = ()
 
-    def signature(weight: Tensor, indices: Tensor, mode="mean", per_sample_weights: OptionalTensor = None, padding_idx=None, scale_grad_by_freq=False): ...
+    def signature(
+        weight: Tensor,
+        indices: Tensor,
+        mode="mean",
+        per_sample_weights: OptionalTensor = None,
+        padding_idx=None,
+        scale_grad_by_freq=False,
+    ): ...
 
     def meta(op, weight, indices, mode, per_sample_weights, padding_idx, scale_grad_by_freq):
         check_mode(mode, per_sample_weights)
@@ -102,10 +111,20 @@ class embedding_bag_offsets(Composite):
     functions = ()
     methods = ()
 
-    def signature(weight: Tensor, indices: Tensor, offsets: Tensor, mode="mean", per_sample_weights: OptionalTensor = None, padding_idx=None,
-                  include_last_offset=False, scale_grad_by_freq=False): ...
+    def signature(
+        weight: Tensor,
+        indices: Tensor,
+        offsets: Tensor,
+        mode="mean",
+        per_sample_weights: OptionalTensor = None,
+        padding_idx=None,
+        include_last_offset=False,
+        scale_grad_by_freq=False,
+    ): ...
 
-    def meta(op, weight, indices, offsets, mode, per_sample_weights, padding_idx, include_last_offset, scale_grad_by_freq):
+    def meta(
+        op, weight, indices, offsets, mode, per_sample_weights, padding_idx, include_last_offset, scale_grad_by_freq
+    ):
         check_mode(mode, per_sample_weights)
         return Spec.of((offsets.shape[0] - bool(include_last_offset), weight.shape[1]), weight.dtype, weight.device)
 
@@ -126,7 +145,15 @@ class embedding_bag_offsets(Composite):
             wide = ops["expand"](column(bag), (n, width))
             if kept is not None:
                 rows = ops["where"](column(kept), rows, float("-inf"))
-            return self_or_zero(ops["scatter_reduce"](ops["full"]((bags, width), float("-inf"), dtype=weight.spec.dtype, device=device), 0, wide, rows, "amax"))
+            return self_or_zero(
+                ops["scatter_reduce"](
+                    ops["full"]((bags, width), float("-inf"), dtype=weight.spec.dtype, device=device),
+                    0,
+                    wide,
+                    rows,
+                    "amax",
+                )
+            )
         if per_sample_weights is not None:
             rows = ops["mul"](rows, column(per_sample_weights))
         if kept is not None:
@@ -134,11 +161,24 @@ class embedding_bag_offsets(Composite):
         total = ops["index_add"](hole, 0, bag, rows)
         if mode == "sum":
             return total
-        ones = ops["full"]((n,), 1, dtype=indices.spec.dtype, device=device) if kept is None else ops["to_dtype"](kept, indices.spec.dtype)
+        ones = (
+            ops["full"]((n,), 1, dtype=indices.spec.dtype, device=device)
+            if kept is None
+            else ops["to_dtype"](kept, indices.spec.dtype)
+        )
         counts = ops["index_add"](ops["full"]((bags,), 0, dtype=indices.spec.dtype, device=device), 0, bag, ones)
         return finish_mean(total, column(counts))
 
-    def reference(weight, indices, offsets, mode="mean", per_sample_weights=None, padding_idx=None, include_last_offset=False, scale_grad_by_freq=False):
+    def reference(
+        weight,
+        indices,
+        offsets,
+        mode="mean",
+        per_sample_weights=None,
+        padding_idx=None,
+        include_last_offset=False,
+        scale_grad_by_freq=False,
+    ):
         ends = [*offsets[1:], *([] if include_last_offset else [len(indices)])]
         out = np.zeros((len(ends), weight.shape[1]), weight.dtype)
         for i, (a, b) in enumerate(zip(offsets, ends)):

@@ -73,14 +73,24 @@ class searchsorted(Composite):
     vjp = NOT_DIFFERENTIABLE
     methods = ()
 
-    def signature(sorted_sequence: Tensor, input: Operand, *, out_int32=False, right=False, side=None, sorter: OptionalTensor = None): ...
+    def signature(
+        sorted_sequence: Tensor,
+        input: Operand,
+        *,
+        out_int32=False,
+        right=False,
+        side=None,
+        sorter: OptionalTensor = None,
+    ): ...
 
     def body(sorted_sequence, input, out_int32, right, side, sorter):
         ops, table = REGISTRY, sorted_sequence
         if side not in (None, "left", "right"):
             raise RuntimeError(message("searchsorted", "side can only be 'left' or 'right'", repr(side)))
         if side == "left" and right:
-            raise RuntimeError(message("searchsorted", "side and right can't be set to opposites", "side='left' and right=True"))
+            raise RuntimeError(
+                message("searchsorted", "side and right can't be set to opposites", "side='left' and right=True")
+            )
         right = right or side == "right"
         values = input
         if is_number(input):
@@ -127,7 +137,11 @@ def check_search(table: Spec, values: Spec, sorter: Any) -> None:
         return
     if sorter is not None and sorter.spec.shape != table.shape:
         raise RuntimeError(
-            message("searchsorted", "boundary and sorter must have the same size", f"{list(table.shape)} and {list(sorter.spec.shape)}")
+            message(
+                "searchsorted",
+                "boundary and sorter must have the same size",
+                f"{list(table.shape)} and {list(sorter.spec.shape)}",
+            )
         )
     if sorter is not None and sorter.spec.dtype is not int64:
         raise RuntimeError(message("searchsorted", "sorter must be a tensor of long dtype", sorter.spec.dtype.name))
@@ -332,11 +346,19 @@ def check_quantile(name: str, input: Spec, q: Spec, interpolation: str) -> None:
     if q.ndim > 1:
         raise RuntimeError(message(name, "q must be a scalar or 1D tensor", f"{q.ndim} dims"))
     if input.dtype.name not in ("float32", "float64"):
-        raise RuntimeError(message(name, "input tensor must be either float or double dtype", input.dtype.name, "Convert with .float()."))
+        raise RuntimeError(
+            message(
+                name, "input tensor must be either float or double dtype", input.dtype.name, "Convert with .float()."
+            )
+        )
     if q.dtype is not input.dtype:
-        raise RuntimeError(message(name, "q tensor must be same dtype as the input tensor", f"{q.dtype.name} and {input.dtype.name}"))
+        raise RuntimeError(
+            message(name, "q tensor must be same dtype as the input tensor", f"{q.dtype.name} and {input.dtype.name}")
+        )
     if interpolation not in INTERPOLATIONS:
-        raise RuntimeError(message(name, f"interpolation must be one of {', '.join(INTERPOLATIONS)}", repr(interpolation)))
+        raise RuntimeError(
+            message(name, f"interpolation must be one of {', '.join(INTERPOLATIONS)}", repr(interpolation))
+        )
 
 
 def quantile_body(name: str, ignore_nan: bool):
@@ -360,7 +382,9 @@ def quantile_body(name: str, ignore_nan: bool):
             ranks = ops["mul"](shares, as_dtype(ops["clamp_min"](ops["sub"](numbers, 1), 0), x.spec.dtype))
         else:
             largest = ops["narrow"](line, last, n - 1, 1)
-            ranks = ops["where"](ops["eq"](largest, largest), ops["mul"](shares, n - 1), n - 1)  # NaN sorts last: its rows give it
+            ranks = ops["where"](
+                ops["eq"](largest, largest), ops["mul"](shares, n - 1), n - 1
+            )  # NaN sorts last: its rows give it
         if interpolation in ("lower", "higher", "nearest"):
             ranks = ops[{"lower": "floor", "higher": "ceil", "nearest": "round"}[interpolation]](ranks)
         below = as_dtype(ranks, int64)
@@ -377,7 +401,9 @@ def arranged(found, q, input, x, at: int, dim, keepdim: bool):
     """[..., Q] with the sorted dim's place taken by the last one, as [Q, *reduced] (q 1-d) or [*reduced]."""
     ops = REGISTRY
     last = found.spec.ndim - 1
-    kept = [at if d == last else d for d in range(found.spec.ndim) if d != at]  # where the dims that stay lie after the swap
+    kept = [
+        at if d == last else d for d in range(found.spec.ndim) if d != at
+    ]  # where the dims that stay lie after the swap
     found = ops["permute"](found, (last, *kept))
     shape = [n for d, n in enumerate(x.spec.shape) if d != at]
     if keepdim:
@@ -440,7 +466,9 @@ class isin(Composite):
 
     def samples(t):
         yield case(as_dtype(REGISTRY["mul"](t(20), 4), int64), as_dtype(REGISTRY["mul"](t(5), 4), int64))
-        yield case(as_dtype(REGISTRY["mul"](t(4, 5), 40), int64), as_dtype(REGISTRY["mul"](t(50), 40), int64), invert=True)
+        yield case(
+            as_dtype(REGISTRY["mul"](t(4, 5), 40), int64), as_dtype(REGISTRY["mul"](t(50), 40), int64), invert=True
+        )
         yield case(t(5), 1.5)
 
 

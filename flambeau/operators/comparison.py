@@ -231,11 +231,15 @@ class isclose(Composed):
 
     def meta(op, input, other, rtol, atol, equal_nan):
         if input.dtype is not other.dtype:
-            raise RuntimeError(f"isclose: dtypes must match, got {input.dtype.name} ({input.dtype.name} did not match {other.dtype.name}). "
-                               f"Convert one with .to(dtype).")
+            raise RuntimeError(
+                f"isclose: dtypes must match, got {input.dtype.name} ({input.dtype.name} did not match {other.dtype.name}). "
+                f"Convert one with .to(dtype)."
+            )
         if rtol < 0 or atol < 0:
-            raise RuntimeError(f"isclose: rtol and atol must be greater than or equal to zero, but got rtol={rtol}, atol={atol}. "
-                               f"Give positive ones.")
+            raise RuntimeError(
+                f"isclose: rtol and atol must be greater than or equal to zero, but got rtol={rtol}, atol={atol}. "
+                f"Give positive ones."
+            )
         return Elementwise.meta(op, input, other, rtol, atol, equal_nan)
 
     def body(input, other, rtol, atol, equal_nan):

@@ -108,8 +108,10 @@ class imag(View):
 
     def view(s: Spec):
         if not s.dtype.is_complex:
-            raise RuntimeError(f"imag: dtype must be complex (imag is not implemented for tensors with non-complex dtypes), got "
-                               f"{s.dtype.name}. Use zeros_like(x).")
+            raise RuntimeError(
+                f"imag: dtype must be complex (imag is not implemented for tensors with non-complex dtypes), got "
+                f"{s.dtype.name}. Use zeros_like(x)."
+            )
         return part_view(s, 1)
 
     def vjp(g, out, input):
@@ -136,8 +138,10 @@ class view_as_real(View):
 
     def view(s: Spec):
         if not s.dtype.is_complex:
-            raise RuntimeError(f"view_as_real: dtype must be complex (view_as_real is only supported for complex tensors), got "
-                               f"{s.dtype.name}. Use x.to(complex64) first.")
+            raise RuntimeError(
+                f"view_as_real: dtype must be complex (view_as_real is only supported for complex tensors), got "
+                f"{s.dtype.name}. Use x.to(complex64) first."
+            )
         return (*s.shape, 2), (*[2 * n for n in s.strides], 1), 0
 
     def vjp(g, out, input):
@@ -168,17 +172,25 @@ class view_as_complex(View):
 
     def view(s: Spec):
         if s.dtype not in (float32, float64):
-            raise RuntimeError(f"view_as_complex: dtype must be float32 or float64 (view_as_complex is only supported for floating point "
-                               f"tensors), got {s.dtype.name}. Convert with .to(float32).")
+            raise RuntimeError(
+                f"view_as_complex: dtype must be float32 or float64 (view_as_complex is only supported for floating point "
+                f"tensors), got {s.dtype.name}. Convert with .to(float32)."
+            )
         if not s.ndim or s.shape[-1] != 2:
-            raise RuntimeError(f"view_as_complex: tensor must have a last dimension of size 2, got shape {list(s.shape)}. "
-                               f"Stack the parts along dim -1.")
+            raise RuntimeError(
+                f"view_as_complex: tensor must have a last dimension of size 2, got shape {list(s.shape)}. "
+                f"Stack the parts along dim -1."
+            )
         if s.strides[-1] != 1:
-            raise RuntimeError(f"view_as_complex: tensor must have a last dimension with stride 1, got {list(s.strides)}. "
-                               f"Call .contiguous() first.")
+            raise RuntimeError(
+                f"view_as_complex: tensor must have a last dimension with stride 1, got {list(s.strides)}. "
+                f"Call .contiguous() first."
+            )
         if any(n % 2 for n, size in zip(s.strides[:-1], s.shape) if size != 1):
-            raise RuntimeError(f"view_as_complex: tensor must have a stride divisible by 2 for all but last dimension, got "
-                               f"{list(s.strides)}. Call .contiguous() first.")
+            raise RuntimeError(
+                f"view_as_complex: tensor must have a stride divisible by 2 for all but last dimension, got "
+                f"{list(s.strides)}. Call .contiguous() first."
+            )
         return s.shape[:-1], [n // 2 for n in s.strides[:-1]], 0
 
     def vjp(g, out, input):
@@ -203,11 +215,15 @@ def parts_types(operands, args):
 def checked_parts(op, a, b):
     """Raises: RuntimeError unless both operands are float32 or float64, the same."""
     if a.dtype is not b.dtype:
-        raise RuntimeError(f"{op.name}: expected object of scalar type {a.dtype.name} but got scalar type {b.dtype.name} "
-                           f"for second argument. Convert one with .to(dtype).")
+        raise RuntimeError(
+            f"{op.name}: expected object of scalar type {a.dtype.name} but got scalar type {b.dtype.name} "
+            f"for second argument. Convert one with .to(dtype)."
+        )
     if a.dtype not in (float32, float64):
-        raise RuntimeError(f"{op.name}: expected both inputs to be Float or Double tensors but got {a.dtype.name} and {b.dtype.name}. "
-                           f"Convert with .to(float32).")
+        raise RuntimeError(
+            f"{op.name}: expected both inputs to be Float or Double tensors but got {a.dtype.name} and {b.dtype.name}. "
+            f"Convert with .to(float32)."
+        )
     return Pointwise.meta(op, a, b)
 
 
@@ -253,7 +269,9 @@ class polar(Pointwise):
     def vjp(g, out, abs, angle):
         ops = REGISTRY
         direction, turned = complex_(ops["cos"](angle), ops["sin"](angle)), ops["mul"](out, 1j)
-        return pair_vjp(g, abs, angle, lambda: ops["mul"](g, conjugate(direction)), lambda: ops["mul"](g, conjugate(turned)))
+        return pair_vjp(
+            g, abs, angle, lambda: ops["mul"](g, conjugate(direction)), lambda: ops["mul"](g, conjugate(turned))
+        )
 
     def reference(size, phase):
         return size * np.exp(1j * phase)
@@ -386,4 +404,3 @@ class sign(Elementwise):
         return np.sign(x)
 
     samples = unary_samples
-

@@ -110,9 +110,15 @@ class copy(Pointwise):
 
     def meta(op, input, src, non_blocking):
         if broadcast_shapes("copy", input.shape, src.shape) != tuple(input.shape):
-            raise RuntimeError(f"copy_: src must broadcast to the shape of the input {list(input.shape)}, got {list(src.shape)}.")
+            raise RuntimeError(
+                f"copy_: src must broadcast to the shape of the input {list(input.shape)}, got {list(src.shape)}."
+            )
         strides = dense_strides_like(input.shape, [input])
-        return Spec.get(input.shape, strides, input.dtype, input.device) if strides else Spec.of(input.shape, input.dtype, input.device)
+        return (
+            Spec.get(input.shape, strides, input.dtype, input.device)
+            if strides
+            else Spec.of(input.shape, input.dtype, input.device)
+        )
 
     def types(operands, args):
         return (operands[0].dtype, operands[1].dtype), operands[0].dtype
@@ -142,10 +148,16 @@ class fill(Composite):
 
     def meta(op, input, value):
         if value.ndim:
-            raise RuntimeError("fill_: value must be a number or 0-dim (fill_ only supports 0-dimension value tensor), got shape "
-                               f"{list(value.shape)}.")
+            raise RuntimeError(
+                "fill_: value must be a number or 0-dim (fill_ only supports 0-dimension value tensor), got shape "
+                f"{list(value.shape)}."
+            )
         strides = dense_strides_like(input.shape, [input])
-        return Spec.get(input.shape, strides, input.dtype, input.device) if strides else Spec.of(input.shape, input.dtype, input.device)
+        return (
+            Spec.get(input.shape, strides, input.dtype, input.device)
+            if strides
+            else Spec.of(input.shape, input.dtype, input.device)
+        )
 
     def body(input, value):
         return copy(input, value)

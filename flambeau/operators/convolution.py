@@ -72,8 +72,10 @@ class convolve(Composite):
 
     def vjp(g, out, x, w, counts, stride, low, dilation, groups):
         sizes, kernel = tuple(x.spec.shape[2:]), tuple(w.spec.shape[2:])
-        return (convolve_transposed(g, conjugate(w), sizes, stride, low, dilation, groups),
-                convolve_weight(conjugate(x), g, kernel, stride, low, dilation, groups))
+        return (
+            convolve_transposed(g, conjugate(w), sizes, stride, low, dilation, groups),
+            convolve_weight(conjugate(x), g, kernel, stride, low, dilation, groups),
+        )
 
     def reference(x, w, counts, stride, low, dilation, groups):
         return _reference(x, w, counts, stride, low, dilation, groups)
@@ -92,10 +94,12 @@ def _reference(x, w, counts, stride, low, dilation, groups):
     out = np.zeros((x.shape[0], w.shape[0], *counts), x.dtype)
     per, c = w.shape[0] // groups, w.shape[1]
     for o in range(w.shape[0]):
-        part = wide[:, o // per * c:(o // per + 1) * c]
+        part = wide[:, o // per * c : (o // per + 1) * c]
         for t in np.ndindex(*w.shape[2:]):
             place = tuple(slice(i * d, i * d + (n - 1) * s + 1, s) for i, d, n, s in zip(t, dilation, counts, stride))
-            out[:, o] += np.tensordot(w[(o, slice(None), *t)], part[(slice(None), slice(None), *place)], (0, 1)) if rank else 0
+            out[:, o] += (
+                np.tensordot(w[(o, slice(None), *t)], part[(slice(None), slice(None), *place)], (0, 1)) if rank else 0
+            )
     return out
 
 
@@ -121,7 +125,10 @@ class convolve_transposed(Composite):
         taps = REGISTRY["reshape"](w, (1, groups, per, c * t))
         rows = REGISTRY["reshape"](y, (n, groups, per, p))
         if per == 1 and c == 1:
-            spread = REGISTRY["mul"](REGISTRY["reshape"](y, (n, groups, *counts, *(1,) * rank)), REGISTRY["reshape"](w, (1, groups, *(1,) * rank, *kernel)))
+            spread = REGISTRY["mul"](
+                REGISTRY["reshape"](y, (n, groups, *counts, *(1,) * rank)),
+                REGISTRY["reshape"](w, (1, groups, *(1,) * rank, *kernel)),
+            )
         else:
             spread = matrix_product(REGISTRY["transpose"](taps, -1, -2), rows, None, True)  # [n, groups, c * t, p]
             spread = REGISTRY["reshape"](spread, (n, groups * c, *kernel, *counts))
@@ -131,15 +138,17 @@ class convolve_transposed(Composite):
 
     def vjp(g, out, y, w, sizes, stride, low, dilation, groups):
         counts, kernel = tuple(y.spec.shape[2:]), tuple(w.spec.shape[2:])
-        return (convolve(g, conjugate(w), counts, stride, low, dilation, groups),
-                convolve_weight(g, conjugate(y), kernel, stride, low, dilation, groups))
+        return (
+            convolve(g, conjugate(w), counts, stride, low, dilation, groups),
+            convolve_weight(g, conjugate(y), kernel, stride, low, dilation, groups),
+        )
 
     def reference(y, w, sizes, stride, low, dilation, groups):
         n, outs, *counts = y.shape
         c, per = w.shape[1], outs // groups
         out = np.zeros((n, c * groups, *sizes), y.dtype)
         for o in range(outs):
-            to = out[:, o // per * c:(o // per + 1) * c]
+            to = out[:, o // per * c : (o // per + 1) * c]
             for place in np.ndindex(*counts):
                 for t in np.ndindex(*w.shape[2:]):
                     at = [a * s + b * d - p for a, s, b, d, p in zip(place, stride, t, dilation, low)]
@@ -183,8 +192,10 @@ class convolve_weight(Composite):
         return REGISTRY["reshape"](matrix_product(rows, found), shape)
 
     def vjp(gw, out, x, g, kernel, stride, low, dilation, groups):
-        return (convolve_transposed(conjugate(g), gw, tuple(x.spec.shape[2:]), stride, low, dilation, groups),
-                convolve(conjugate(x), gw, tuple(g.spec.shape[2:]), stride, low, dilation, groups))
+        return (
+            convolve_transposed(conjugate(g), gw, tuple(x.spec.shape[2:]), stride, low, dilation, groups),
+            convolve(conjugate(x), gw, tuple(g.spec.shape[2:]), stride, low, dilation, groups),
+        )
 
     def reference(x, g, kernel, stride, low, dilation, groups):
         out = np.zeros((g.shape[1], x.shape[1] // groups, *kernel), x.dtype)
@@ -205,44 +216,62 @@ def per_dim(name: str, what: str, value, rank: int) -> tuple[int, ...]:
         if len(value) == 1:
             return tuple(value) * rank
         if len(value) != rank:
-            raise RuntimeError(f"{name}: {what} must be a number or {rank} numbers (expected {what} to be a single integer value or a list of {rank} values "
-                               f"to match the convolution dimensions), got {list(value)}.")
+            raise RuntimeError(
+                f"{name}: {what} must be a number or {rank} numbers (expected {what} to be a single integer value or a list of {rank} values "
+                f"to match the convolution dimensions), got {list(value)}."
+            )
         return tuple(int(n) for n in value)
     return (int(value),) * rank
 
 
 def check_operands(name: str, x: Spec, w: Spec, bias: Spec | None, rank: int, groups: int, transposed: bool) -> None:
     if x.ndim not in (rank + 1, rank + 2):
-        raise RuntimeError(f"{name}: input must be {rank + 1}D (unbatched) or {rank + 2}D (batched), got {shown(x)} (Expected {rank + 1}D or {rank + 2}D input "
-                           f"to {name}). Add the channel dim with unsqueeze.")
+        raise RuntimeError(
+            f"{name}: input must be {rank + 1}D (unbatched) or {rank + 2}D (batched), got {shown(x)} (Expected {rank + 1}D or {rank + 2}D input "
+            f"to {name}). Add the channel dim with unsqueeze."
+        )
     if w.ndim != rank + 2:
-        raise RuntimeError(f"{name}: weight must be {rank + 2}D, got {shown(w)} (weight should have at least three dimensions). Its dims are out, in, kernel.")
+        raise RuntimeError(
+            f"{name}: weight must be {rank + 2}D, got {shown(w)} (weight should have at least three dimensions). Its dims are out, in, kernel."
+        )
     if groups <= 0:
-        raise RuntimeError(f"{name}: groups must be positive (expected groups to be greater than 0), got groups={groups}.")
+        raise RuntimeError(
+            f"{name}: groups must be positive (expected groups to be greater than 0), got groups={groups}."
+        )
     if w.dtype is not x.dtype or (bias is not None and bias.dtype is not x.dtype):
         got = [s.dtype.name for s in (x, w, bias) if s is not None]
-        raise RuntimeError(f"{name}: input, weight and bias must have one dtype (Input type and bias type should be the same), got {', '.join(got)}. Convert "
-                           f"with .to().")
+        raise RuntimeError(
+            f"{name}: input, weight and bias must have one dtype (Input type and bias type should be the same), got {', '.join(got)}. Convert "
+            f"with .to()."
+        )
     if not x.dtype.is_signed and x.dtype.kind == "b":
         raise RuntimeError(f"{name}: bool convolutions are not implemented for 'Bool'. Convert with .float().")
     channels = x.shape[-rank - 1]
     wanted = w.shape[0] if transposed else w.shape[1] * groups
     if channels != wanted:
-        raise RuntimeError(f"{name}: given groups={groups}, weight of size {shown(w)}, expected input{shown(x)} to have {wanted} channels, but got {channels} "
-                           f"channels instead. Check the channel dim of the input.")
+        raise RuntimeError(
+            f"{name}: given groups={groups}, weight of size {shown(w)}, expected input{shown(x)} to have {wanted} channels, but got {channels} "
+            f"channels instead. Check the channel dim of the input."
+        )
     if w.shape[0] % groups or (not transposed and w.shape[0] < groups):
-        raise RuntimeError(f"{name}: the weight's first dim must be a multiple of groups (expected weight to be at least {groups} at dimension 0, and divisible "
-                           f"by it), got groups={groups}, weight {shown(w)}.")
+        raise RuntimeError(
+            f"{name}: the weight's first dim must be a multiple of groups (expected weight to be at least {groups} at dimension 0, and divisible "
+            f"by it), got groups={groups}, weight {shown(w)}."
+        )
     outs = w.shape[1] * groups if transposed else w.shape[0]
     if bias is not None and tuple(bias.shape) != (outs,):
-        raise RuntimeError(f"{name}: bias must be [{outs}], got {shown(bias)} (expected bias to be 1-dimensional with {outs} elements).")
+        raise RuntimeError(
+            f"{name}: bias must be [{outs}], got {shown(bias)} (expected bias to be 1-dimensional with {outs} elements)."
+        )
     common_device(name, [s for s in (x, w, bias) if s is not None])
 
 
 def positive(name: str, what: str, values: tuple[int, ...], least: int) -> None:
     if any(n < least for n in values):
         word = {0: "non-negative", 1: "positive"}[least]
-        raise RuntimeError(f"{name}: {what} must be {word} (non-positive or negative {what} is not supported), got {list(values)}.")
+        raise RuntimeError(
+            f"{name}: {what} must be {word} (non-positive or negative {what} is not supported), got {list(values)}."
+        )
 
 
 def conv_geometry(name: str, x: Spec, w: Spec, rank: int, stride, padding, dilation) -> tuple:
@@ -256,7 +285,9 @@ def conv_geometry(name: str, x: Spec, w: Spec, rank: int, stride, padding, dilat
             low = high = (0,) * rank
         elif padding == "same":
             if any(s != 1 for s in stride):
-                raise RuntimeError(f"{name}: padding='same' is not supported for strided convolutions, got stride={list(stride)}. Give the padding in numbers.")
+                raise RuntimeError(
+                    f"{name}: padding='same' is not supported for strided convolutions, got stride={list(stride)}. Give the padding in numbers."
+                )
             total = [d * (k - 1) for d, k in zip(dilation, kernel)]
             low = tuple(n // 2 for n in total)
             high = tuple(n - n // 2 for n in total)
@@ -269,8 +300,10 @@ def conv_geometry(name: str, x: Spec, w: Spec, rank: int, stride, padding, dilat
     for n, k, s, d, before, after in zip(sizes, kernel, stride, dilation, low, high):
         reach = d * (k - 1) + 1
         if n + before + after < reach or k == 0:
-            raise RuntimeError(f"{name}: Calculated padded input size per channel: {[m + p + q for m, p, q in zip(sizes, low, high)]}. Kernel size: "
-                               f"{list(kernel)}. Kernel size can't be greater than actual input size, got input {shown(x)}, weight {shown(w)}. Pad the input.")
+            raise RuntimeError(
+                f"{name}: Calculated padded input size per channel: {[m + p + q for m, p, q in zip(sizes, low, high)]}. Kernel size: "
+                f"{list(kernel)}. Kernel size can't be greater than actual input size, got input {shown(x)}, weight {shown(w)}. Pad the input."
+            )
         counts.append((n + before + after - reach) // s + 1)
     return tuple(counts), stride, low, dilation
 
@@ -283,7 +316,8 @@ def conv_meta(rank: int):
     def meta(op, x, w, bias, stride, padding, dilation, groups):
         check_operands(op.name, x, w, bias, rank, groups, False)
         counts, *_ = conv_geometry(op.name, x, w, rank, stride, padding, dilation)
-        return Spec.of((*x.shape[:x.ndim - rank - 1], w.shape[0], *counts), x.dtype, x.device)
+        return Spec.of((*x.shape[: x.ndim - rank - 1], w.shape[0], *counts), x.dtype, x.device)
+
     return meta
 
 
@@ -295,6 +329,7 @@ def conv_body(rank: int):
             x = REGISTRY["reshape"](x, (1, *x.spec.shape))
         out = with_bias(convolve(x, w, *geometry, groups), bias, rank)
         return out if batched else REGISTRY["reshape"](out, tuple(out.spec.shape[1:]))
+
     return body
 
 
@@ -311,7 +346,9 @@ class Convolution(Composite):
     methods = ()
     reference = staticmethod(conv_reference)
 
-    def signature(input: Tensor, weight: Tensor, bias: OptionalTensor = None, stride=1, padding=0, dilation=1, groups=1): ...
+    def signature(
+        input: Tensor, weight: Tensor, bias: OptionalTensor = None, stride=1, padding=0, dilation=1, groups=1
+    ): ...
 
 
 @declare
@@ -369,13 +406,19 @@ def transposed_geometry(name: str, x: Spec, w: Spec, rank: int, stride, padding,
     positive(name, "output_padding", extra, 0)
     for more, s, d in zip(extra, stride, dilation):
         if more >= s and more >= d:
-            raise RuntimeError(f"{name}: output padding must be smaller than either stride or dilation, but got output_padding={list(extra)}, "
-                               f"stride={list(stride)}, dilation={list(dilation)}.")
-    sizes = tuple((n - 1) * s - 2 * p + d * (k - 1) + more + 1
-                  for n, s, p, d, k, more in zip(x.shape[-rank:], stride, padding, dilation, w.shape[2:], extra))
+            raise RuntimeError(
+                f"{name}: output padding must be smaller than either stride or dilation, but got output_padding={list(extra)}, "
+                f"stride={list(stride)}, dilation={list(dilation)}."
+            )
+    sizes = tuple(
+        (n - 1) * s - 2 * p + d * (k - 1) + more + 1
+        for n, s, p, d, k, more in zip(x.shape[-rank:], stride, padding, dilation, w.shape[2:], extra)
+    )
     if any(n < 0 for n in sizes):
-        raise RuntimeError(f"{name}: the result's sizes must not be negative, got {list(sizes)} for input {shown(x)} (Given input size per channel, calculated "
-                           f"output size is too small). Use less padding.")
+        raise RuntimeError(
+            f"{name}: the result's sizes must not be negative, got {list(sizes)} for input {shown(x)} (Given input size per channel, calculated "
+            f"output size is too small). Use less padding."
+        )
     return sizes, stride, padding, dilation
 
 
@@ -383,18 +426,22 @@ def transposed_meta(rank: int):
     def meta(op, x, w, bias, stride, padding, output_padding, groups, dilation):
         check_operands(op.name, x, w, bias, rank, groups, True)
         sizes, *_ = transposed_geometry(op.name, x, w, rank, stride, padding, output_padding, dilation)
-        return Spec.of((*x.shape[:x.ndim - rank - 1], w.shape[1] * groups, *sizes), x.dtype, x.device)
+        return Spec.of((*x.shape[: x.ndim - rank - 1], w.shape[1] * groups, *sizes), x.dtype, x.device)
+
     return meta
 
 
 def transposed_body(rank: int):
     def body(x, w, bias, stride, padding, output_padding, groups, dilation):
         batched = x.spec.ndim == rank + 2
-        geometry = transposed_geometry("conv_transpose", x.spec, w.spec, rank, stride, padding, output_padding, dilation)
+        geometry = transposed_geometry(
+            "conv_transpose", x.spec, w.spec, rank, stride, padding, output_padding, dilation
+        )
         if not batched:
             x = REGISTRY["reshape"](x, (1, *x.spec.shape))
         out = with_bias(convolve_transposed(x, w, *geometry, groups), bias, rank)
         return out if batched else REGISTRY["reshape"](out, tuple(out.spec.shape[1:]))
+
     return body
 
 
@@ -412,7 +459,16 @@ class TransposedConvolution(Composite):
     methods = ()
     reference = staticmethod(transposed_reference)
 
-    def signature(input: Tensor, weight: Tensor, bias: OptionalTensor = None, stride=1, padding=0, output_padding=0, groups=1, dilation=1): ...
+    def signature(
+        input: Tensor,
+        weight: Tensor,
+        bias: OptionalTensor = None,
+        stride=1,
+        padding=0,
+        output_padding=0,
+        groups=1,
+        dilation=1,
+    ): ...
 
 
 @declare
@@ -438,7 +494,9 @@ class conv_transpose2d(TransposedConvolution):
 
     def samples(t):
         yield case(t(2, 4, 3, 5), t(4, 3, 3, 2), t(3), (2, 3), 1, 1)
-        yield case(t(2, 4, 3, 5), t(4, 3, 3, 2), output_padding=3, raises=(RuntimeError, "output padding must be smaller"))
+        yield case(
+            t(2, 4, 3, 5), t(4, 3, 3, 2), output_padding=3, raises=(RuntimeError, "output padding must be smaller")
+        )
 
 
 @declare

@@ -177,8 +177,10 @@ class Triangle(Composite):
 
     def meta(op, s, diagonal):
         if s.ndim < 2:
-            raise RuntimeError(f"{op.name}: input must have at least 2 dims (input tensor must have at least 2 dimensions), got shape "
-                               f"{list(s.shape)}.")
+            raise RuntimeError(
+                f"{op.name}: input must have at least 2 dims (input tensor must have at least 2 dimensions), got shape "
+                f"{list(s.shape)}."
+            )
         return Spec.of(s.shape, s.dtype, s.device)
 
     def samples(t):
@@ -190,7 +192,9 @@ class Triangle(Composite):
 
 def inside_triangle(input, diagonal, upper: bool):
     rows, cols = input.spec.shape[-2:]
-    return REGISTRY["where"](triangle(rows, cols, diagonal, upper, input.spec.device), input, False if input.spec.dtype is bool_ else 0)
+    return REGISTRY["where"](
+        triangle(rows, cols, diagonal, upper, input.spec.device), input, False if input.spec.dtype is bool_ else 0
+    )
 
 
 @declare

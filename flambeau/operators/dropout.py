@@ -82,7 +82,9 @@ class random_feature_dropout(Composite):
 
 def _channel_noise(input, keep, seed, offset):
     shape = tuple(input.spec.shape)
-    return random_bernoulli(None, shape[:2] + (1,) * (len(shape) - 2), keep, seed, offset, input.spec.dtype, input.spec.device)
+    return random_bernoulli(
+        None, shape[:2] + (1,) * (len(shape) - 2), keep, seed, offset, input.spec.dtype, input.spec.device
+    )
 
 
 @declare
@@ -92,7 +94,9 @@ class random_alpha_dropout(Composite):
     functions = ()
     methods = ()
 
-    def signature(input: Tensor, keep: Scalar, a: Scalar, c: Scalar, c_p: Scalar, seed: Operand, offset: Operand, features=False): ...
+    def signature(
+        input: Tensor, keep: Scalar, a: Scalar, c: Scalar, c_p: Scalar, seed: Operand, offset: Operand, features=False
+    ): ...
 
     def meta(op, input, *rest):
         return input
@@ -101,7 +105,9 @@ class random_alpha_dropout(Composite):
         if features:
             noise = _channel_noise(input, keep, seed, offset)
         else:
-            noise = random_bernoulli(None, tuple(input.spec.shape), keep, seed, offset, input.spec.dtype, input.spec.device)
+            noise = random_bernoulli(
+                None, tuple(input.spec.shape), keep, seed, offset, input.spec.dtype, input.spec.device
+            )
         ops = REGISTRY
         shift = ops["add"](ops["mul"](ops["sub"](noise, 1), c), c_p)
         return ops["add"](ops["mul"](input, ops["mul"](noise, a)), shift)

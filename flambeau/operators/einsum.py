@@ -54,9 +54,11 @@ def contract_pair(a, la: list, b, lb: list, keep: set) -> tuple:
     if not summing or not (rows or columns):
         b = permuted(b, [lb.index(c) for c in (*batch, *columns, *summing)])
         sizes = [a.spec.shape[i] for i in range(len(batch))]
-        row_sizes = list(a.spec.shape[len(batch):len(batch) + len(rows)])
-        a = REGISTRY["reshape"](a, (*a.spec.shape[:len(batch) + len(rows)], *([1] * len(columns)), *a.spec.shape[len(batch) + len(rows):]))
-        b = REGISTRY["reshape"](b, (*sizes, *([1] * len(row_sizes)), *b.spec.shape[len(batch):]))
+        row_sizes = list(a.spec.shape[len(batch) : len(batch) + len(rows)])
+        a = REGISTRY["reshape"](
+            a, (*a.spec.shape[: len(batch) + len(rows)], *([1] * len(columns)), *a.spec.shape[len(batch) + len(rows) :])
+        )
+        b = REGISTRY["reshape"](b, (*sizes, *([1] * len(row_sizes)), *b.spec.shape[len(batch) :]))
         first = len(batch) + len(rows) + len(columns)
         if summing:
             found = sum_of_products(a, b, tuple(range(first, first + len(summing))))
@@ -65,11 +67,11 @@ def contract_pair(a, la: list, b, lb: list, keep: set) -> tuple:
         return found, [*batch, *rows, *columns]
     b = permuted(b, [lb.index(c) for c in (*batch, *summing, *columns)])
     n, shape_a, shape_b = len(batch), a.spec.shape, b.spec.shape
-    m, k = math.prod(shape_a[n:n + len(rows)]), math.prod(shape_a[n + len(rows):])
+    m, k = math.prod(shape_a[n : n + len(rows)]), math.prod(shape_a[n + len(rows) :])
     left = REGISTRY["reshape"](a, (*shape_a[:n], m, k))
-    right = REGISTRY["reshape"](b, (*shape_b[:n], k, math.prod(shape_b[n + len(summing):])))
+    right = REGISTRY["reshape"](b, (*shape_b[:n], k, math.prod(shape_b[n + len(summing) :])))
     found = matrix_product(left, right)
-    shape = (*shape_a[:n], *shape_a[n:n + len(rows)], *shape_b[n + len(summing):])
+    shape = (*shape_a[:n], *shape_a[n : n + len(rows)], *shape_b[n + len(summing) :])
     return REGISTRY["reshape"](found, shape), [*batch, *rows, *columns]
 
 
@@ -83,17 +85,24 @@ def parse_equation(equation: str, ranks: Sequence[int]) -> tuple[list[list], lis
     left, arrow, right = text.partition("->")
     terms = left.split(",")
     if len(terms) != len(ranks):
-        more = "fewer operands were provided than specified in the equation" if len(terms) > len(ranks) else (
-            "more operands were provided than specified in the equation")
-        raise RuntimeError(f"einsum: the equation must name every operand: {more}, got {len(terms)} terms and {len(ranks)} operands in '{equation}'.")
+        more = (
+            "fewer operands were provided than specified in the equation"
+            if len(terms) > len(ranks)
+            else ("more operands were provided than specified in the equation")
+        )
+        raise RuntimeError(
+            f"einsum: the equation must name every operand: {more}, got {len(terms)} terms and {len(ranks)} operands in '{equation}'."
+        )
     widest = 0
     for i, (term, rank) in enumerate(zip(terms, ranks)):
         before, dots, after = term.partition("...")
         letters = before + after
         _check_letters(equation, letters, f"operand {i}")
         if len(letters) > rank or (not dots and len(letters) != rank):
-            raise RuntimeError(f"einsum: the number of subscripts in the equation ({len(letters)}) does not match the number of dimensions ({rank}) for "
-                               f"operand {i}{'' if dots else ' and no ellipsis was given'}, got '{equation}'.")
+            raise RuntimeError(
+                f"einsum: the number of subscripts in the equation ({len(letters)}) does not match the number of dimensions ({rank}) for "
+                f"operand {i}{'' if dots else ' and no ellipsis was given'}, got '{equation}'."
+            )
         if dots:
             widest = max(widest, rank - len(letters))
     operands = [_labels(term, rank) for term, rank in zip(terms, ranks)]
@@ -104,9 +113,13 @@ def parse_equation(equation: str, ranks: Sequence[int]) -> tuple[list[list], lis
         result = [*before, *(dots if has_dots else []), *after]
         for c in before + after:
             if result.count(c) > 1:
-                raise RuntimeError(f"einsum: output subscript {c} appears more than once in the output, got '{equation}'.")
+                raise RuntimeError(
+                    f"einsum: output subscript {c} appears more than once in the output, got '{equation}'."
+                )
             if not any(c in labels for labels in operands):
-                raise RuntimeError(f"einsum: output subscript {c} does not appear in the equation for any input operand, got '{equation}'.")
+                raise RuntimeError(
+                    f"einsum: output subscript {c} does not appear in the equation for any input operand, got '{equation}'."
+                )
     else:
         letters = [c for labels in operands for c in labels if isinstance(c, str)]
         result = [*dots, *sorted(c for c in set(letters) if letters.count(c) == 1)]
@@ -116,8 +129,10 @@ def parse_equation(equation: str, ranks: Sequence[int]) -> tuple[list[list], lis
 def _check_letters(equation: str, letters: str, where: str) -> None:
     for c in letters:
         if not (c.isascii() and c.isalpha()):
-            raise RuntimeError(f"einsum: subscripts must be letters (invalid subscript given at {where}: subscripts must be in [a-zA-Z]), got {c!r} in "
-                               f"'{equation}'. One ellipsis is written as three dots.")
+            raise RuntimeError(
+                f"einsum: subscripts must be letters (invalid subscript given at {where}: subscripts must be in [a-zA-Z]), got {c!r} in "
+                f"'{equation}'. One ellipsis is written as three dots."
+            )
 
 
 def _labels(term: str, rank: int) -> list:
@@ -133,8 +148,10 @@ def label_sizes(operands: Sequence[list], shapes: Sequence[Sequence[int]], equat
         for c, n in zip(labels, shape):
             known = sizes.get(c, 1)
             if n != 1 and known not in (1, n):
-                raise RuntimeError(f"einsum: sizes of one subscript must agree: operand {i} has size {n} for subscript {c} which does not broadcast with "
-                                   f"previously seen size {known}, got '{equation}' with shapes {[list(s) for s in shapes]}.")
+                raise RuntimeError(
+                    f"einsum: sizes of one subscript must agree: operand {i} has size {n} for subscript {c} which does not broadcast with "
+                    f"previously seen size {known}, got '{equation}' with shapes {[list(s) for s in shapes]}."
+                )
             sizes[c] = n if known == 1 else known
     return sizes
 
@@ -171,7 +188,9 @@ class einsum(Composite):
             for c in mine:
                 own = {n for d, n in zip(mine, s.shape) if d == c}
                 if len(own) > 1:
-                    raise RuntimeError(f"einsum: subscript {c} is repeated for operand {shown(s)} but the sizes don't match: {sorted(own)}, got '{equation}'.")
+                    raise RuntimeError(
+                        f"einsum: subscript {c} is repeated for operand {shown(s)} but the sizes don't match: {sorted(own)}, got '{equation}'."
+                    )
         sizes = label_sizes(labels, [s.shape for s in operands], equation)
         return Spec.of([sizes.get(c, 1) for c in result], operands[0].dtype, common_device("einsum", list(operands)))
 
@@ -181,7 +200,9 @@ class einsum(Composite):
         terms = []
         for x, mine in zip(operands, labels):
             x, mine = without_repeats(x, mine)
-            kept = [i for i, c in enumerate(mine) if x.spec.shape[i] == sizes[c]]  # a size 1 that is broadcast is dropped
+            kept = [
+                i for i, c in enumerate(mine) if x.spec.shape[i] == sizes[c]
+            ]  # a size 1 that is broadcast is dropped
             if len(kept) < len(mine):
                 x = REGISTRY["reshape"](x, tuple(x.spec.shape[i] for i in kept))
             terms.append((x, [mine[i] for i in kept]))
@@ -218,21 +239,29 @@ def contracted_dims(a: Spec, b: Spec, dims) -> tuple[tuple[int, ...], tuple[int,
         if dims < 0:
             raise RuntimeError(f"tensordot: tensordot expects dims >= 0, but got dims={dims}.")
         if dims > min(a.ndim, b.ndim):
-            raise RuntimeError(f"tensordot: dims must be at most the rank of both operands (tensordot expects dims < ndim_a or ndim_b), got dims={dims} for "
-                               f"{shown(a)} and {shown(b)}.")
+            raise RuntimeError(
+                f"tensordot: dims must be at most the rank of both operands (tensordot expects dims < ndim_a or ndim_b), got dims={dims} for "
+                f"{shown(a)} and {shown(b)}."
+            )
         return tuple(range(a.ndim - dims, a.ndim)), tuple(range(dims))
     left, right = ((d,) if isinstance(d, int) else tuple(d) for d in dims)
     if len(left) != len(right):
-        raise RuntimeError(f"tensordot: both dimension lists should have same length, got {list(left)} and {list(right)}.")
+        raise RuntimeError(
+            f"tensordot: both dimension lists should have same length, got {list(left)} and {list(right)}."
+        )
     left = tuple(canonical_dim("tensordot", d, a.ndim) for d in left)
     right = tuple(canonical_dim("tensordot", d, b.ndim) for d in right)
     for dims_of, s in ((left, a), (right, b)):
         if len(set(dims_of)) != len(dims_of):
-            raise RuntimeError(f"tensordot: each dim may be contracted once (dim appears multiple times in the list of dims), got {list(dims_of)} for {shown(s)}.")
+            raise RuntimeError(
+                f"tensordot: each dim may be contracted once (dim appears multiple times in the list of dims), got {list(dims_of)} for {shown(s)}."
+            )
     for i, j in zip(left, right):
         if a.shape[i] != b.shape[j] and 1 not in (a.shape[i], b.shape[j]):
-            raise RuntimeError(f"tensordot: contracted dimensions need to match, but first has size {a.shape[i]} in dim {i} and second has size {b.shape[j]} in "
-                               f"dim {j}, got {shown(a)} and {shown(b)}.")
+            raise RuntimeError(
+                f"tensordot: contracted dimensions need to match, but first has size {a.shape[i]} in dim {i} and second has size {b.shape[j]} in "
+                f"dim {j}, got {shown(a)} and {shown(b)}."
+            )
     return left, right
 
 
@@ -250,7 +279,9 @@ class tensordot(Composite):
         for i, j in zip(left, right):
             if a.shape[i] != b.shape[j] and 1 not in (a.shape[i], b.shape[j]):
                 raise RuntimeError(f"tensordot: contracted dimensions need to match, got {shown(a)} and {shown(b)}.")
-        shape = [n for i, n in enumerate(a.shape) if i not in left] + [n for i, n in enumerate(b.shape) if i not in right]
+        shape = [n for i, n in enumerate(a.shape) if i not in left] + [
+            n for i, n in enumerate(b.shape) if i not in right
+        ]
         return Spec.of(shape, a.dtype, common_device("tensordot", [a, b]))
 
     def body(a, b, dims):
@@ -320,7 +351,9 @@ def chain_order(sizes: Sequence[int]) -> list[list[int]]:
     for length in range(1, n):
         for i in range(n - length):
             j = i + length
-            cost[i][j], split[i][j] = min((cost[i][k] + cost[k + 1][j] + sizes[i] * sizes[k + 1] * sizes[j + 1], k) for k in range(i, j))
+            cost[i][j], split[i][j] = min(
+                (cost[i][k] + cost[k + 1][j] + sizes[i] * sizes[k + 1] * sizes[j + 1], k) for k in range(i, j)
+            )
     return split
 
 
@@ -340,10 +373,14 @@ class multi_dot(Composite):
         for i, s in enumerate(tensors):
             ends = i in (0, len(tensors) - 1)
             if s.ndim != 2 and not (ends and s.ndim == 1):
-                raise RuntimeError(f"multi_dot: tensor {i} must be {'1D or 2D' if ends else '2D'} (must be 2D but got {s.ndim}D), got {shown(s)}.")
+                raise RuntimeError(
+                    f"multi_dot: tensor {i} must be {'1D or 2D' if ends else '2D'} (must be 2D but got {s.ndim}D), got {shown(s)}."
+                )
         for i, (a, b) in enumerate(zip(tensors, tensors[1:])):
             if a.shape[-1] != b.shape[0]:
-                raise RuntimeError(f"multi_dot: tensors {i} and {i + 1} with shapes {shown(a)} and {shown(b)} cannot be multiplied, got a chain of {len(tensors)}.")
+                raise RuntimeError(
+                    f"multi_dot: tensors {i} and {i + 1} with shapes {shown(a)} and {shown(b)} cannot be multiplied, got a chain of {len(tensors)}."
+                )
         first, last = tensors[0], tensors[-1]
         return Spec.of((*first.shape[:-1], *last.shape[1:]), first.dtype, common_device("multi_dot", list(tensors)))
 
@@ -361,7 +398,11 @@ class multi_dot(Composite):
 
         found = product(0, len(chain) - 1)
         shape = found.spec.shape
-        return REGISTRY["reshape"](found, (*(() if row else shape[:1]), *(() if column else shape[1:]))) if row or column else found
+        return (
+            REGISTRY["reshape"](found, (*(() if row else shape[:1]), *(() if column else shape[1:])))
+            if row or column
+            else found
+        )
 
     def reference(tensors):
         return np.linalg.multi_dot(tensors)
@@ -388,7 +429,9 @@ class matrix_power(Composite):
         check_square("matrix_power", s)
         check_types("matrix_power", s)
         if n < 0 and not s.dtype.is_inexact:
-            raise RuntimeError(f"matrix_power: negative powers need a floating point or complex matrix, got {s.dtype.name}. Convert it with .float().")
+            raise RuntimeError(
+                f"matrix_power: negative powers need a floating point or complex matrix, got {s.dtype.name}. Convert it with .float()."
+            )
         return Spec.of(s.shape, s.dtype, s.device)
 
     def body(x, n):
@@ -420,6 +463,10 @@ class matrix_power(Composite):
 def check_square(name: str, s: Spec) -> None:
     """Raises: RuntimeError unless the last two dims are equal."""
     if s.ndim < 2:
-        raise RuntimeError(f"{name}: The input tensor must have at least 2 dimensions (at least 2 dims must make up matrices), got {shown(s)}.")
+        raise RuntimeError(
+            f"{name}: The input tensor must have at least 2 dimensions (at least 2 dims must make up matrices), got {shown(s)}."
+        )
     if s.shape[-1] != s.shape[-2]:
-        raise RuntimeError(f"{name}: A must be batches of square matrices, but they are {s.shape[-2]} by {s.shape[-1]} matrices, got {shown(s)}.")
+        raise RuntimeError(
+            f"{name}: A must be batches of square matrices, but they are {s.shape[-2]} by {s.shape[-1]} matrices, got {shown(s)}."
+        )

@@ -286,7 +286,9 @@ class atan2(Elementwise):
     def vjp(g, out, input, other):
         size = add(square(input), square(other))
         inverse = where(REGISTRY["eq"](size, 0), 0, one_over(size))
-        return pair_vjp(g, input, other, lambda: chain(g, mul(other, inverse)), lambda: neg(chain(g, mul(input, inverse))))
+        return pair_vjp(
+            g, input, other, lambda: chain(g, mul(other, inverse)), lambda: neg(chain(g, mul(input, inverse)))
+        )
 
     def reference(y, x):
         return np.arctan2(y, x)
@@ -496,7 +498,9 @@ class logaddexp2(LogAdd):
         return add_in_logs(k, x, y, lambda gap: vmath.exp2(k, gap), lambda p: vmath.log1p(k, p) * (1.0 / math.log(2.0)))
 
     def vjp(g, out, input, other):
-        return pair_vjp(g, input, other, lambda: chain(g, exp2(sub(input, out))), lambda: chain(g, exp2(sub(other, out))))
+        return pair_vjp(
+            g, input, other, lambda: chain(g, exp2(sub(input, out))), lambda: chain(g, exp2(sub(other, out)))
+        )
 
     def reference(x, y):
         return np.logaddexp2(x, y)
@@ -547,9 +551,9 @@ class xlog1py(TimesLog):
     def vjp(g, out, input, other):
         x, y = in_type_of(input, out), in_type_of(other, out)
         zero = REGISTRY["logical_and"](REGISTRY["eq"](x, 0), REGISTRY["le"](y, -1))
-        return pair_vjp(g, input, other, lambda: where(zero, 0, chain(g, log1p(y))), lambda: chain(g, true_divide(x, add(y, 1))))
+        return pair_vjp(
+            g, input, other, lambda: where(zero, 0, chain(g, log1p(y))), lambda: chain(g, true_divide(x, add(y, 1)))
+        )
 
     def reference(x, y):
         return np.where(np.asarray(x) == 0, 0.0, x * np.log1p(np.where(np.asarray(x) == 0, 1.0, y)))
-
-

@@ -143,7 +143,9 @@ def scale_of(op: str, norm: str | None) -> str:
     """Raises: RuntimeError for an unknown norm."""
     norm = norm or "backward"
     if norm not in SWAPPED:
-        raise RuntimeError(message(op, "norm must be 'backward', 'forward' or 'ortho' (Invalid normalization mode)", repr(norm)))
+        raise RuntimeError(
+            message(op, "norm must be 'backward', 'forward' or 'ortho' (Invalid normalization mode)", repr(norm))
+        )
     return norm
 
 
@@ -164,12 +166,20 @@ def dims_of(op: str, shape, s, dim) -> tuple[tuple[int, ...], tuple[int, ...]]:
             raise RuntimeError(message(op, "dims must be unique", f"{list(dims)}"))
     elif s is not None:
         if len(s) > ndim:
-            raise RuntimeError(message(op, f"s may have at most {ndim} lengths for a {ndim}-d input (Got shape with more values than dims)", f"{list(s)}"))
+            raise RuntimeError(
+                message(
+                    op,
+                    f"s may have at most {ndim} lengths for a {ndim}-d input (Got shape with more values than dims)",
+                    f"{list(s)}",
+                )
+            )
         dims = tuple(range(ndim - len(s), ndim))
     else:
         dims = tuple(range(ndim))
     if s is not None and len(s) != len(dims):
-        raise RuntimeError(message(op, "When given, dim and shape arguments must have the same length", f"{len(dims)} and {len(s)}"))
+        raise RuntimeError(
+            message(op, "When given, dim and shape arguments must have the same length", f"{len(dims)} and {len(s)}")
+        )
     lengths = tuple(shape[d] if s is None or s[i] == -1 else s[i] for i, d in enumerate(dims))
     return dims, lengths
 
@@ -205,7 +215,13 @@ class Transform(Composite):
 def _one(op: str, s: Spec, n, dim) -> tuple[int, int]:
     dim = canonical_dim(op, dim, s.ndim)
     if not s.ndim:
-        raise IndexError(message(op, "the input must have at least one dim (Dimension specified as -1 but tensor has no dimensions)", "0 dims"))
+        raise IndexError(
+            message(
+                op,
+                "the input must have at least one dim (Dimension specified as -1 but tensor has no dimensions)",
+                "0 dims",
+            )
+        )
     return dim, length_of(op, n, s.shape[dim])
 
 
@@ -447,7 +463,14 @@ def reference_of(kind: str, forward: bool, x, s, dim, norm):
     return (np.fft.irfft if kind == "i" else np.fft.hfft)(x, lengths[-1], dims[-1], norm)
 
 
-for _name, _kind, _forward in (("fft", "c", True), ("ifft", "c", False), ("rfft", "r", True), ("irfft", "i", False), ("hfft", "h", True), ("ihfft", "q", False)):
+for _name, _kind, _forward in (
+    ("fft", "c", True),
+    ("ifft", "c", False),
+    ("rfft", "r", True),
+    ("irfft", "i", False),
+    ("hfft", "h", True),
+    ("ihfft", "q", False),
+):
     several(f"{_name}2", _kind, _forward, (-2, -1))
     several(f"{_name}n", _kind, _forward, None)
 

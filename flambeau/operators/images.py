@@ -13,8 +13,10 @@ from flambeau.operators.rules import case
 
 def check_rank(op: str, s: Spec, least: int) -> None:
     if s.ndim < least:
-        raise RuntimeError(f"{op}: the input must have at least {least} dims (expects input to have at least {least} dimensions), got "
-                           f"shape {list(s.shape)}.")
+        raise RuntimeError(
+            f"{op}: the input must have at least {least} dims (expects input to have at least {least} dimensions), got "
+            f"shape {list(s.shape)}."
+        )
 
 
 @declare
@@ -30,13 +32,17 @@ class pixel_shuffle(Composite):
         check_rank("pixel_shuffle", s, 3)
         r = upscale_factor
         if r <= 0:
-            raise RuntimeError("pixel_shuffle: upscale_factor must be positive (pixel_shuffle expects a positive upscale_factor), got "
-                               f"{r}.")
+            raise RuntimeError(
+                "pixel_shuffle: upscale_factor must be positive (pixel_shuffle expects a positive upscale_factor), got "
+                f"{r}."
+            )
         c, h, w = s.shape[-3:]
         if c % (r * r):
-            raise RuntimeError("pixel_shuffle: the number of channels must be divisible by the square of upscale_factor (pixel_shuffle "
-                               f"expects its input's 'channel' dimension to be divisible by the square of upscale_factor), got {c} and "
-                               f"{r}.")
+            raise RuntimeError(
+                "pixel_shuffle: the number of channels must be divisible by the square of upscale_factor (pixel_shuffle "
+                f"expects its input's 'channel' dimension to be divisible by the square of upscale_factor), got {c} and "
+                f"{r}."
+            )
         return Spec.of([*s.shape[:-3], c // (r * r), h * r, w * r], s.dtype, s.device)
 
     def body(input, upscale_factor):
@@ -55,8 +61,11 @@ class pixel_shuffle(Composite):
     def reference(x, r):
         *lead, c, h, w = x.shape
         n = len(lead)
-        return x.reshape(*lead, c // (r * r), r, r, h, w).transpose(*range(n), n, n + 3, n + 1, n + 4, n + 2).reshape(*lead, c // (r * r),
-                                                                                                                      h * r, w * r)
+        return (
+            x.reshape(*lead, c // (r * r), r, r, h, w)
+            .transpose(*range(n), n, n + 3, n + 1, n + 4, n + 2)
+            .reshape(*lead, c // (r * r), h * r, w * r)
+        )
 
     def samples(t):
         yield case(t(2, 8, 3, 2), 2)
@@ -76,12 +85,16 @@ class pixel_unshuffle(Composite):
         check_rank("pixel_unshuffle", s, 3)
         r = downscale_factor
         if r <= 0:
-            raise RuntimeError("pixel_unshuffle: downscale_factor must be positive (pixel_unshuffle expects a positive "
-                               f"downscale_factor), got {r}.")
+            raise RuntimeError(
+                "pixel_unshuffle: downscale_factor must be positive (pixel_unshuffle expects a positive "
+                f"downscale_factor), got {r}."
+            )
         c, h, w = s.shape[-3:]
         if h % r or w % r:
-            raise RuntimeError("pixel_unshuffle: height and width must be divisible by downscale_factor (pixel_unshuffle expects height "
-                               f"to be divisible by downscale_factor), got {h}, {w} and {r}.")
+            raise RuntimeError(
+                "pixel_unshuffle: height and width must be divisible by downscale_factor (pixel_unshuffle expects height "
+                f"to be divisible by downscale_factor), got {h}, {w} and {r}."
+            )
         return Spec.of([*s.shape[:-3], c * r * r, h // r, w // r], s.dtype, s.device)
 
     def body(input, downscale_factor):
@@ -100,8 +113,11 @@ class pixel_unshuffle(Composite):
     def reference(x, r):
         *lead, c, h, w = x.shape
         n = len(lead)
-        return x.reshape(*lead, c, h // r, r, w // r, r).transpose(*range(n), n, n + 2, n + 4, n + 1, n + 3).reshape(*lead, c * r * r,
-                                                                                                                     h // r, w // r)
+        return (
+            x.reshape(*lead, c, h // r, r, w // r, r)
+            .transpose(*range(n), n, n + 2, n + 4, n + 1, n + 3)
+            .reshape(*lead, c * r * r, h // r, w // r)
+        )
 
     def samples(t):
         yield case(t(2, 2, 4, 6), 2)
@@ -120,8 +136,10 @@ class channel_shuffle(Composite):
     def meta(op, s, groups):
         check_rank("channel_shuffle", s, 3)
         if groups <= 0 or s.shape[1] % groups:
-            raise RuntimeError("channel_shuffle: the number of channels must be divisible by groups (Number of channels must be divisible "
-                               f"by groups), got {s.shape[1]} channels and {groups} groups.")
+            raise RuntimeError(
+                "channel_shuffle: the number of channels must be divisible by groups (Number of channels must be divisible "
+                f"by groups), got {s.shape[1]} channels and {groups} groups."
+            )
         return Spec.of(s.shape, s.dtype, s.device)
 
     def body(input, groups):
@@ -148,8 +166,10 @@ def pair(op: str, name: str, value, least: int = 1) -> tuple[int, int]:
     """An int or two. Raises: RuntimeError below `least`."""
     found = (value, value) if isinstance(value, int) else tuple(value) if len(value) != 1 else (value[0],) * 2
     if len(found) != 2 or any(n < least for n in found):
-        raise RuntimeError(f"{op}: {name} must be {'positive' if least else 'non-negative'} and one int or two (should be greater than "
-                           f"zero), got {value}.")
+        raise RuntimeError(
+            f"{op}: {name} must be {'positive' if least else 'non-negative'} and one int or two (should be greater than "
+            f"zero), got {value}."
+        )
     return found
 
 
@@ -170,13 +190,17 @@ class im2col(Composite):
         kernel, dil = pair("unfold", "kernel_size", kernel_size), pair("unfold", "dilation", dilation)
         pad, step = pair("unfold", "padding", padding, 0), pair("unfold", "stride", stride)
         if s.ndim not in (3, 4) or 0 in s.shape[-3:]:
-            raise RuntimeError("unfold: the input must be [N, C, H, W] or [C, H, W] (Expected 3D or 4D (batch mode) tensor with possibly "
-                               f"0 batch size and other non-zero dimensions for input), got shape {list(s.shape)}.")
+            raise RuntimeError(
+                "unfold: the input must be [N, C, H, W] or [C, H, W] (Expected 3D or 4D (batch mode) tensor with possibly "
+                f"0 batch size and other non-zero dimensions for input), got shape {list(s.shape)}."
+            )
         counts = patch_counts(s.shape[-2:], kernel, dil, pad, step)
         if min(counts) < 1:
-            raise RuntimeError(f"unfold: patches must fit into the image, got shape {list(s.shape)}, kernel_size {kernel}, dilation {dil}, "
-                               f"padding {pad} (calculated shape of the array of sliding blocks as {counts}, but its components must be at "
-                               "least one).")
+            raise RuntimeError(
+                f"unfold: patches must fit into the image, got shape {list(s.shape)}, kernel_size {kernel}, dilation {dil}, "
+                f"padding {pad} (calculated shape of the array of sliding blocks as {counts}, but its components must be at "
+                "least one)."
+            )
         return Spec.of([*s.shape[:-3], s.shape[-3] * math.prod(kernel), math.prod(counts)], s.dtype, s.device)
 
     def body(input, kernel_size, dilation, padding, stride):
@@ -201,7 +225,7 @@ class im2col(Composite):
         k, d, p, s = (pair("unfold", "", v, 0) for v in (kernel_size, dilation, padding, stride))
         x = np.pad(x, ((0, 0), (0, 0), (p[0],) * 2, (p[1],) * 2))
         found = np.lib.stride_tricks.sliding_window_view(x, [dd * (kk - 1) + 1 for dd, kk in zip(d, k)], (2, 3))
-        found = found[:, :, ::s[0], ::s[1], ::d[0], ::d[1]]
+        found = found[:, :, :: s[0], :: s[1], :: d[0], :: d[1]]
         return found.transpose(0, 1, 4, 5, 2, 3).reshape(x.shape[0], x.shape[1] * k[0] * k[1], -1)
 
     def samples(t):
@@ -224,15 +248,21 @@ class col2im(Composite):
         kernel, dil = pair("fold", "kernel_size", kernel_size), pair("fold", "dilation", dilation)
         pad, step = pair("fold", "padding", padding, 0), pair("fold", "stride", stride)
         if s.ndim not in (2, 3) or 0 in s.shape[-2:]:
-            raise RuntimeError("fold: the input must be [N, C kh kw, L] or [C kh kw, L] (Expected 2D or 3D (batch mode) tensor for input "
-                               f"with possibly 0 batch size and non-zero dimensions for input), got shape {list(s.shape)}.")
+            raise RuntimeError(
+                "fold: the input must be [N, C kh kw, L] or [C kh kw, L] (Expected 2D or 3D (batch mode) tensor for input "
+                f"with possibly 0 batch size and non-zero dimensions for input), got shape {list(s.shape)}."
+            )
         if s.shape[-2] % math.prod(kernel):
-            raise RuntimeError(f"fold: dim -2 must be divisible by the product of kernel_size {kernel} (Expected size of input's dimension "
-                               f"1 to be divisible by the product of kernel_size), got {s.shape[-2]}.")
+            raise RuntimeError(
+                f"fold: dim -2 must be divisible by the product of kernel_size {kernel} (Expected size of input's dimension "
+                f"1 to be divisible by the product of kernel_size), got {s.shape[-2]}."
+            )
         counts = patch_counts(size, kernel, dil, pad, step)
         if s.shape[-1] != math.prod(counts) or min(counts) < 1:
-            raise RuntimeError(f"fold: dim -1 must be the number of patches {counts[0]} * {counts[1]} (Expected size of input's dimension "
-                               f"2 to match the calculated number of sliding blocks), got {s.shape[-1]}.")
+            raise RuntimeError(
+                f"fold: dim -1 must be the number of patches {counts[0]} * {counts[1]} (Expected size of input's dimension "
+                f"2 to match the calculated number of sliding blocks), got {s.shape[-1]}."
+            )
         return Spec.of([*s.shape[:-2], s.shape[-2] // math.prod(kernel), *size], s.dtype, s.device)
 
     def body(input, output_size, kernel_size, dilation, padding, stride):
@@ -270,7 +300,7 @@ class col2im(Composite):
                 rows = slice(i * d[0], i * d[0] + s[0] * (lh - 1) + 1, s[0])
                 cols = slice(j * d[1], j * d[1] + s[1] * (lw - 1) + 1, s[1])
                 found[:, :, rows, cols] += parts[:, :, i, j]
-        return found[:, :, p[0]:p[0] + h, p[1]:p[1] + w]
+        return found[:, :, p[0] : p[0] + h, p[1] : p[1] + w]
 
     def samples(t):
         yield case(t(2, 18, 16), (5, 6), (2, 3))

@@ -26,8 +26,10 @@ def check_index_type(op: str, spec: Spec, names=("int64", "int32")) -> None:
     """Raises: RuntimeError (IndexError for op index) unless an index has an integer dtype."""
     if spec.dtype.name not in names:
         kind = IndexError if op == "index" else RuntimeError
-        raise kind(f"{op}: indices must be {' or '.join(names)}, got {spec.dtype.name} (expected dtype int64 for index; tensors used as "
-                   "indices must be long, int, byte or bool tensors). Convert with .long().")
+        raise kind(
+            f"{op}: indices must be {' or '.join(names)}, got {spec.dtype.name} (expected dtype int64 for index; tensors used as "
+            "indices must be long, int, byte or bool tensors). Convert with .long()."
+        )
 
 
 def whole(shape, first: int = 0) -> IndexMap:
@@ -65,24 +67,31 @@ class IndexPlan:
         try:
             self.shape = broadcast_shapes("index", *(s.shape for _, s in given))
         except RuntimeError:
-            raise IndexError("index: shape mismatch: indexing tensors could not be broadcast together with shapes "
-                             + ", ".join(str(list(s.shape)) for _, s in given) + ".") from None
+            raise IndexError(
+                "index: shape mismatch: indexing tensors could not be broadcast together with shapes "
+                + ", ".join(str(list(s.shape)) for _, s in given)
+                + "."
+            ) from None
         self.adjacent = self.dims == tuple(range(self.dims[0], self.dims[0] + len(self.dims)))
         self.at = self.dims[0] if self.adjacent else 0
         self.rest = tuple(d for d in range(input.ndim) if d not in self.dims)
         rest = [input.shape[d] for d in self.rest]
         n = len(self.shape)
-        self.result = (*rest[: self.at], *self.shape, *rest[self.at:])
+        self.result = (*rest[: self.at], *self.shape, *rest[self.at :])
         self.rest_at = tuple(i if i < self.at else i + n for i in range(len(rest)))
         if any(input.shape[d] == 0 for d in self.dims) and all(self.result):
-            raise IndexError(f"index: cannot index into a dim of size 0, got shape {list(input.shape)} (index is out of bounds for "
-                             "dimension with size 0).")
+            raise IndexError(
+                f"index: cannot index into a dim of size 0, got shape {list(input.shape)} (index is out of bounds for "
+                "dimension with size 0)."
+            )
 
     def moves(self, indices, error: int = INDEX.number, first: int = 1) -> tuple[Moved, ...]:
         """The indices as moves; operand numbers count from `first`."""
         shapes = [s.shape for s in indices if s is not None]
-        return tuple(Moved(first + i, broadcast_map(s, len(self.shape), self.at), d, True, error) for i, (s, d) in enumerate(zip(shapes,
-                                                                                                                                 self.dims)))
+        return tuple(
+            Moved(first + i, broadcast_map(s, len(self.shape), self.at), d, True, error)
+            for i, (s, d) in enumerate(zip(shapes, self.dims))
+        )
 
 
 @declare
@@ -113,10 +122,15 @@ class index(Indexing):
         return REGISTRY["index_put"](zeros_of(input), indices, g, True), (None,) * len(indices)
 
     def batch(size, dims, input, indices):
-        plan = IndexPlan(element_spec(input, dims[0]), tuple(None if i is None else element_spec(i, d) for i, d in zip(indices, dims[1])))
+        plan = IndexPlan(
+            element_spec(input, dims[0]),
+            tuple(None if i is None else element_spec(i, d) for i, d in zip(indices, dims[1])),
+        )
         n = len(plan.shape)
         if all(d is None for d in dims[1]):
-            found = index(input, (None, *indices))  # neighbours stay in their place behind the batch dim; others go in front of it
+            found = index(
+                input, (None, *indices)
+            )  # neighbours stay in their place behind the batch dim; others go in front of it
             return found, 0 if plan.adjacent else n
         if dims[0] is None:
             aligned = counted_indices(indices, dims[1], size)[1:]
@@ -185,11 +199,15 @@ def check_gather(op: str, input: Spec, dim: int, index: Spec) -> None:
         return
     check_index_type(op, index)
     if max(1, input.ndim) != max(1, index.ndim):
-        raise RuntimeError(f"{op}: index must have as many dims as the input, got {index.ndim} and {input.ndim} (Index tensor must have "
-                           "the same number of dimensions as input tensor).")
+        raise RuntimeError(
+            f"{op}: index must have as many dims as the input, got {index.ndim} and {input.ndim} (Index tensor must have "
+            "the same number of dimensions as input tensor)."
+        )
     if any(j != d and n > m for j, (n, m) in enumerate(zip(index.shape, input.shape))):
-        raise RuntimeError(f"{op}: sizes of index must not exceed the input's except in dim {d}, got {list(index.shape)} and "
-                           f"{list(input.shape)} (Size does not match at dimension).")
+        raise RuntimeError(
+            f"{op}: sizes of index must not exceed the input's except in dim {d}, got {list(index.shape)} and "
+            f"{list(input.shape)} (Size does not match at dimension)."
+        )
 
 
 @declare
@@ -202,12 +220,18 @@ class index_select(Indexing):
         d = canonical_dim("index_select", dim, input.ndim)
         check_index_type("index_select", index)
         if index.ndim > 1:
-            raise IndexError(f"index_select: index must have one dim, got shape {list(index.shape)} (Index is supposed to be a vector).")
+            raise IndexError(
+                f"index_select: index must have one dim, got shape {list(index.shape)} (Index is supposed to be a vector)."
+            )
         if not input.ndim:
             if index.numel != 1:
                 raise RuntimeError(f"index_select: index of a scalar must have 1 value, got {index.numel}.")
             return Spec.of((), input.dtype, input.device)
-        return Spec.of([*input.shape[:d], index.numel, *input.shape[d + 1:]], input.dtype, common_device("index_select", [input, index]))
+        return Spec.of(
+            [*input.shape[:d], index.numel, *input.shape[d + 1 :]],
+            input.dtype,
+            common_device("index_select", [input, index]),
+        )
 
     def access(op, input, dim, index):
         if not input.ndim:
@@ -257,7 +281,9 @@ class embedding_lookup(Indexing):
     def meta(op, weight, indices, padding_idx, by_frequency):
         check_index_type("embedding", indices)
         if weight.ndim != 2:
-            raise RuntimeError(f"embedding: weight must have 2 dims, got shape {list(weight.shape)} ('weight' must be 2-D).")
+            raise RuntimeError(
+                f"embedding: weight must have 2 dims, got shape {list(weight.shape)} ('weight' must be 2-D)."
+            )
         return Spec.of([*indices.shape, weight.shape[1]], weight.dtype, common_device("embedding", [weight, indices]))
 
     def access(op, weight, indices, padding_idx, by_frequency):
@@ -328,18 +354,23 @@ class take_along_dim(Composite):
             return ops["gather"](ops["reshape"](input, (-1,)), 0, ops["reshape"](indices, (-1,)))
         d = canonical_dim("take_along_dim", dim, input.spec.ndim)
         if input.spec.ndim != indices.spec.ndim:
-            raise RuntimeError(f"take_along_dim: input and indices should have the same number of dimensions, got {input.spec.ndim} and "
-                               f"{indices.spec.ndim}.")
+            raise RuntimeError(
+                f"take_along_dim: input and indices should have the same number of dimensions, got {input.spec.ndim} and "
+                f"{indices.spec.ndim}."
+            )
         if not input.spec.ndim:
             return ops["gather"](input, 0, indices)
-        common = broadcast_shapes("take_along_dim", *([1 if j == d else n for j, n in enumerate(x.spec.shape)] for x in (input, indices)))
+        common = broadcast_shapes(
+            "take_along_dim", *([1 if j == d else n for j, n in enumerate(x.spec.shape)] for x in (input, indices))
+        )
 
         def wide(x):
             return ops["expand"](x, tuple(x.spec.shape[j] if j == d else n for j, n in enumerate(common)))
 
         places = wide(indices)
-        places = ops["where"](ops["lt"](places, 0), ops["add"](places, input.spec.shape[d]),
-                              places)  # here negative ones count from the end
+        places = ops["where"](
+            ops["lt"](places, 0), ops["add"](places, input.spec.shape[d]), places
+        )  # here negative ones count from the end
         return ops["gather"](wide(input), d, places)
 
     def meta(op, input, indices, dim):
@@ -348,11 +379,15 @@ class take_along_dim(Composite):
             return Spec.of((indices.numel,), input.dtype, input.device)
         d = canonical_dim("take_along_dim", dim, input.ndim)
         if input.ndim != indices.ndim:
-            raise RuntimeError(f"take_along_dim: input and indices should have the same number of dimensions, got {input.ndim} and "
-                               f"{indices.ndim}.")
+            raise RuntimeError(
+                f"take_along_dim: input and indices should have the same number of dimensions, got {input.ndim} and "
+                f"{indices.ndim}."
+            )
         if not input.ndim:
             return Spec.of((), input.dtype, input.device)
-        common = broadcast_shapes("take_along_dim", *([1 if j == d else n for j, n in enumerate(x.shape)] for x in (input, indices)))
+        common = broadcast_shapes(
+            "take_along_dim", *([1 if j == d else n for j, n in enumerate(x.shape)] for x in (input, indices))
+        )
         return Spec.of([indices.shape[j] if j == d else n for j, n in enumerate(common)], input.dtype, input.device)
 
     def reference(x, indices, dim=None):

@@ -39,7 +39,7 @@ class resample_nearest(Composite):
     def signature(input: Tensor, sizes, factors, exact=False): ...
 
     def meta(op, s, sizes, factors, exact):
-        return Spec.of((*s.shape[:s.ndim - len(sizes)], *sizes), s.dtype, s.device)
+        return Spec.of((*s.shape[: s.ndim - len(sizes)], *sizes), s.dtype, s.device)
 
     def body(input, sizes, factors, exact):
         ops, rank = REGISTRY, len(sizes)
@@ -113,7 +113,9 @@ def smoothed_places(count: int, size: int, step: float, reach: int, kind, device
     support = reach * stretch
     taps = min(size, 2 * math.ceil(support) + 1)
     centre = ops["mul"](ops["add"](ops["to_dtype"](ops["iota"]((count, 1), device=device), kind), 0.5), step)
-    low = ops["clamp_min"](ops["to_dtype"](ops["clamp_min"](ops["add"](ops["sub"](centre, support), 0.5), 0.0), int64), 0)
+    low = ops["clamp_min"](
+        ops["to_dtype"](ops["clamp_min"](ops["add"](ops["sub"](centre, support), 0.5), 0.0), int64), 0
+    )
     high = ops["clamp_max"](ops["to_dtype"](ops["add"](centre, support + 0.5), int64), size)
     at = ops["add"](low, ops["iota"]((1, taps), device=device))
     distance = ops["abs"](ops["mul"](ops["add"](ops["sub"](ops["to_dtype"](at, kind), centre), 0.5), 1.0 / stretch))
@@ -137,7 +139,7 @@ class resample(Composite):
 
     def meta(op, s, dim, mode, count, factor, align_corners, smooth):
         d = canonical_dim("interpolate", dim, s.ndim)
-        return Spec.of((*s.shape[:d], count, *s.shape[d + 1:]), s.dtype, s.device)
+        return Spec.of((*s.shape[:d], count, *s.shape[d + 1 :]), s.dtype, s.device)
 
     def body(input, dim, mode, count, factor, align_corners, smooth):
         ops, dtype = REGISTRY, input.spec.dtype
@@ -171,7 +173,9 @@ class resample(Composite):
                 stretch, reach = max(step, 1.0), {"linear": 1, "cubic": 2}[mode]
                 centre = step * (i + 0.5)
                 low, high = max(int(centre - reach * stretch + 0.5), 0), min(int(centre + reach * stretch + 0.5), size)
-                line = np.array([np_kernel((j - centre + 0.5) / stretch, mode, CUBIC_SMOOTHED) for j in range(low, high)])
+                line = np.array(
+                    [np_kernel((j - centre + 0.5) / stretch, mode, CUBIC_SMOOTHED) for j in range(low, high)]
+                )
                 matrix[i, low:high] = line / line.sum()
                 continue
             at = step * i if align_corners else step * (i + 0.5) - 0.5

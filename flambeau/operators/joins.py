@@ -25,11 +25,15 @@ class repeat(Composite):
 
     def meta(op, s, repeats):
         if len(repeats) < s.ndim:
-            raise RuntimeError(f"repeat: repeats must have at least one number per dim ({s.ndim}), got {list(repeats)} (Number of "
-                               "dimensions of repeat dims can not be smaller than number of dimensions of tensor).")
+            raise RuntimeError(
+                f"repeat: repeats must have at least one number per dim ({s.ndim}), got {list(repeats)} (Number of "
+                "dimensions of repeat dims can not be smaller than number of dimensions of tensor)."
+            )
         if any(n < 0 for n in repeats):
-            raise RuntimeError(f"repeat: repeats must not be negative, got {list(repeats)} (Trying to create tensor with negative "
-                               "dimension).")
+            raise RuntimeError(
+                f"repeat: repeats must not be negative, got {list(repeats)} (Trying to create tensor with negative "
+                "dimension)."
+            )
         lead = len(repeats) - s.ndim
         return Spec.of([n * (s.shape[i - lead] if i >= lead else 1) for i, n in enumerate(repeats)], s.dtype, s.device)
 
@@ -64,14 +68,16 @@ class repeat_each(Composite):
     def meta(op, s, count, dim):
         d = canonical_dim("repeat_interleave", dim, s.ndim)
         if count < 0:
-            raise RuntimeError(f"repeat_interleave: repeats must not be negative, got {count} (Repeats must be non-negative).")
+            raise RuntimeError(
+                f"repeat_interleave: repeats must not be negative, got {count} (Repeats must be non-negative)."
+            )
         return Spec.of([n * count if j == d else n for j, n in enumerate(s.shape)], s.dtype, s.device)
 
     def body(input, count, dim):
         ops, shape = REGISTRY, tuple(input.spec.shape)
         d = dim % len(shape)
-        wide = ops["expand"](ops["unsqueeze"](input, d + 1), (*shape[:d + 1], count, *shape[d + 1:]))
-        return ops["reshape"](ops["contiguous_copy"](wide), (*shape[:d], shape[d] * count, *shape[d + 1:]))
+        wide = ops["expand"](ops["unsqueeze"](input, d + 1), (*shape[: d + 1], count, *shape[d + 1 :]))
+        return ops["reshape"](ops["contiguous_copy"](wide), (*shape[:d], shape[d] * count, *shape[d + 1 :]))
 
     jvp = LINEAR
 
@@ -94,7 +100,9 @@ class diag_embed(Composite):
         n = s.ndim + 1
         a, b = canonical_dim("diag_embed", dim1, n), canonical_dim("diag_embed", dim2, n)
         if a == b or not s.ndim:
-            raise RuntimeError(f"diag_embed: dim1 and dim2 must differ, got {dim1} and {dim2} (diagonal dimensions cannot be identical).")
+            raise RuntimeError(
+                f"diag_embed: dim1 and dim2 must differ, got {dim1} and {dim2} (diagonal dimensions cannot be identical)."
+            )
         side = s.shape[-1] + abs(offset)
         rest = iter(s.shape[:-1])
         return Spec.of([side if d in (a, b) else next(rest) for d in range(n)], s.dtype, s.device)
@@ -156,7 +164,9 @@ class block_diag_join(Assemble):
     base = 0
 
     def batch(size, dims, base, tensors):
-        return block_diag_join(front(base, dims[0], size), tuple(front(x, d, size) for x, d in zip(tensors, dims[1]))), 0
+        return block_diag_join(
+            front(base, dims[0], size), tuple(front(x, d, size) for x, d in zip(tensors, dims[1]))
+        ), 0
 
     def signature(base: Tensor, tensors: Tensors): ...
 
@@ -178,14 +188,16 @@ class block_diag_join(Assemble):
             row, col = row + rows, col + cols
         rest = g
         if tensors:
-            zeros = tuple(ops["full"](tuple(x.spec.shape), 0, dtype=g.spec.dtype, device=g.spec.device) for x in tensors)
+            zeros = tuple(
+                ops["full"](tuple(x.spec.shape), 0, dtype=g.spec.dtype, device=g.spec.device) for x in tensors
+            )
             rest = block_diag_join(g, zeros)
         return rest, tuple(found)
 
     def reference(base, tensors):
         found, row, col = base.copy(), 0, 0
         for x in tensors:
-            found[row:row + x.shape[0], col:col + x.shape[1]] = x
+            found[row : row + x.shape[0], col : col + x.shape[1]] = x
             row, col = row + x.shape[0], col + x.shape[1]
         return found
 
@@ -205,9 +217,15 @@ class block_diag_of(Composite):
     def meta(op, tensors):
         for s in tensors:
             if s.ndim > 2:
-                raise RuntimeError(f"block_diag: input tensors must have 2 or fewer dimensions, got shape {list(s.shape)}.")
+                raise RuntimeError(
+                    f"block_diag: input tensors must have 2 or fewer dimensions, got shape {list(s.shape)}."
+                )
         sides = [(1, 1) if not s.ndim else (1, s.shape[0]) if s.ndim == 1 else tuple(s.shape) for s in tensors]
-        return Spec.of((sum(a for a, _ in sides), sum(b for _, b in sides)), join_type(op, tensors), common_device("block_diag", tensors))
+        return Spec.of(
+            (sum(a for a, _ in sides), sum(b for _, b in sides)),
+            join_type(op, tensors),
+            common_device("block_diag", tensors),
+        )
 
     def body(tensors):
         spec = block_diag_of.rules.meta(block_diag_of, tuple(x.spec for x in tensors))
@@ -237,12 +255,20 @@ class cross_product(Composite):
 
     def meta(op, a, b, dim):
         if a.ndim != b.ndim:
-            raise RuntimeError(f"linalg.cross: inputs must have the same number of dimensions, got {a.ndim} and {b.ndim}.")
+            raise RuntimeError(
+                f"linalg.cross: inputs must have the same number of dimensions, got {a.ndim} and {b.ndim}."
+            )
         d = canonical_dim("linalg.cross", dim, a.ndim)
         if not a.ndim or a.shape[d] != 3 or b.shape[d] != 3:
-            raise RuntimeError(f"linalg.cross: inputs must have length 3 in dim {dim} (inputs dimension {dim} must have length 3), got "
-                               f"{list(a.shape)} and {list(b.shape)}.")
-        return Spec.of(broadcast_shapes("linalg.cross", a.shape, b.shape), common_type((a, b)), common_device("linalg.cross", (a, b)))
+            raise RuntimeError(
+                f"linalg.cross: inputs must have length 3 in dim {dim} (inputs dimension {dim} must have length 3), got "
+                f"{list(a.shape)} and {list(b.shape)}."
+            )
+        return Spec.of(
+            broadcast_shapes("linalg.cross", a.shape, b.shape),
+            common_type((a, b)),
+            common_device("linalg.cross", (a, b)),
+        )
 
     def body(input, other, dim):
         ops = REGISTRY

@@ -28,23 +28,33 @@ def check_matrices(name: str, *specs: Spec) -> None:
     """Raises: RuntimeError unless all are batches of matrices of one float32, float64 or complex dtype."""
     for s in specs:
         if s.ndim < 2:
-            raise RuntimeError(f"linalg.{name}: The input tensor A must have at least 2 dimensions (they make up matrices), got {list(s.shape)}.")
+            raise RuntimeError(
+                f"linalg.{name}: The input tensor A must have at least 2 dimensions (they make up matrices), got {list(s.shape)}."
+            )
         check_dtype(name, s)
         if s.dtype is not specs[0].dtype:
-            raise RuntimeError(f"linalg.{name}: Expected all operands to have the same dtype, got {' and '.join(x.dtype.name for x in specs)}. Convert one.")
+            raise RuntimeError(
+                f"linalg.{name}: Expected all operands to have the same dtype, got {' and '.join(x.dtype.name for x in specs)}. Convert one."
+            )
 
 
 def check_dtype(name: str, s: Spec) -> None:
     if not s.dtype.is_inexact:
-        raise RuntimeError(f"linalg.{name}: Expected a floating point or complex tensor as input. Got {s.dtype.name}. Convert it with .float().")
+        raise RuntimeError(
+            f"linalg.{name}: Expected a floating point or complex tensor as input. Got {s.dtype.name}. Convert it with .float()."
+        )
     if s.dtype.itemsize < 4:
-        raise RuntimeError(f"linalg.{name}: Low precision dtypes not supported. Got {s.dtype.name}. Convert it with .float().")
+        raise RuntimeError(
+            f"linalg.{name}: Low precision dtypes not supported. Got {s.dtype.name}. Convert it with .float()."
+        )
 
 
 def check_square(name: str, s: Spec) -> None:
     check_matrices(name, s)
     if s.shape[-1] != s.shape[-2]:
-        raise RuntimeError(f"linalg.{name}: A must be batches of square matrices, but they are {s.shape[-2]} by {s.shape[-1]} matrices, got {list(s.shape)}.")
+        raise RuntimeError(
+            f"linalg.{name}: A must be batches of square matrices, but they are {s.shape[-2]} by {s.shape[-1]} matrices, got {list(s.shape)}."
+        )
 
 
 def each(*arrays: Any):
@@ -59,7 +69,9 @@ def raise_singular(name: str, info: Any, words: str) -> None:
         place = [int(i) for i in np.argwhere(np.asarray(info))[0]]
         where = f"(Batch element {', '.join(map(str, place))}): " if place else ""
         code = int(np.asarray(info)[tuple(place)])
-        raise LinAlgError(f"linalg.{name}: {where}{words.format(code)}, got info {code}. Check the input for singular or NaN values.")
+        raise LinAlgError(
+            f"linalg.{name}: {where}{words.format(code)}, got info {code}. Check the input for singular or NaN values."
+        )
 
 
 def multiply(*matrices):
@@ -98,14 +110,22 @@ def upper(x, diagonal: int = 0):
 def hermitian_samples(t: Callable, n: int = 3):
     """A positive definite sample."""
     x = t(n, n)
-    return x @ x.T + n * np.eye(n) if isinstance(x, np.ndarray) else matrix_product(x, adjoint(x)) + identity_like(x, n) * float(n)
+    return (
+        x @ x.T + n * np.eye(n)
+        if isinstance(x, np.ndarray)
+        else matrix_product(x, adjoint(x)) + identity_like(x, n) * float(n)
+    )
 
 
 def regular_samples(t: Callable, *shape: int):
     """A sample matrix that is far from singular."""
     x = t(*shape)
     eye = np.eye(shape[-2], shape[-1])
-    return x + 3 * eye if isinstance(x, np.ndarray) else x + REGISTRY["identity_matrix"](shape[-2], shape[-1], dtype=x.spec.dtype) * 3.0
+    return (
+        x + 3 * eye
+        if isinstance(x, np.ndarray)
+        else x + REGISTRY["identity_matrix"](shape[-2], shape[-1], dtype=x.spec.dtype) * 3.0
+    )
 
 
 class Factorisation(External):
@@ -139,7 +159,11 @@ class inv_ex(Factorisation):
             else:
                 out[...] = lu
         if args[1]:
-            raise_singular("inv", info, "The diagonal element {} is zero, the inversion could not be completed because the input matrix is singular")
+            raise_singular(
+                "inv",
+                info,
+                "The diagonal element {} is zero, the inversion could not be completed because the input matrix is singular",
+            )
 
     def vjp(g, out, a, check_errors):
         x = adjoint(out[0])
@@ -200,21 +224,27 @@ def check_system(name: str, a: Spec, b: Spec, left: bool = True) -> tuple:
     """(batch shape, whether b is a vector). Raises: RuntimeError where shapes do not fit."""
     check_square(name, a)
     if b.dtype is not a.dtype:
-        raise RuntimeError(f"linalg.{name}: Expected A and B to have the same dtype, but found A of type {a.dtype.name} and B of type {b.dtype.name} instead.")
+        raise RuntimeError(
+            f"linalg.{name}: Expected A and B to have the same dtype, but found A of type {a.dtype.name} and B of type {b.dtype.name} instead."
+        )
     if b.ndim == 0:
         raise RuntimeError(f"linalg.{name}: B must have at least 1 dimension, got a 0-d tensor.")
     vector = name != "solve_triangular" and is_vector(a, b)
     if vector:
         if not left:
-            raise RuntimeError(f"linalg.{name}: Vector broadcasting of the left hand side is not supported for left=False, got B {list(b.shape)}.")
+            raise RuntimeError(
+                f"linalg.{name}: Vector broadcasting of the left hand side is not supported for left=False, got B {list(b.shape)}."
+            )
         rows, batch = b.shape[-1], b.shape[:-1]
     else:
         if b.ndim < 2:
             raise RuntimeError(f"linalg.{name}: B must have at least 2 dimensions, got {list(b.shape)}.")
         rows, batch = b.shape[-2 if left else -1], b.shape[:-2]
     if rows != a.shape[-1]:
-        raise RuntimeError(f"linalg.{name}: Incompatible shapes of A and B for the equation {'AX = B' if left else 'XA = B'}, got A {list(a.shape)} and B "
-                           f"{list(b.shape)}.")
+        raise RuntimeError(
+            f"linalg.{name}: Incompatible shapes of A and B for the equation {'AX = B' if left else 'XA = B'}, got A {list(a.shape)} and B "
+            f"{list(b.shape)}."
+        )
     return broadcast_shapes(f"linalg.{name}", a.shape[:-2], batch), vector
 
 
@@ -396,7 +426,13 @@ class solve_triangular(Composite):
     def reference(A, B, *, upper, left=True, unitriangular=False):
         if left:
             return triangular_columns.rules.reference(A, B, upper, unitriangular)
-        return np.swapaxes(triangular_columns.rules.reference(np.swapaxes(A, -1, -2), np.swapaxes(B, -1, -2), not upper, unitriangular), -1, -2)
+        return np.swapaxes(
+            triangular_columns.rules.reference(
+                np.swapaxes(A, -1, -2), np.swapaxes(B, -1, -2), not upper, unitriangular
+            ),
+            -1,
+            -2,
+        )
 
     def samples(t):
         yield case(regular_samples(t, 3, 3), t(3, 2), upper=True)
@@ -417,7 +453,9 @@ class triangular_solve(Composite):
         ops = REGISTRY
         check_system("triangular_solve", a.spec, b.spec)
         turned = ops["transpose"](a, -1, -2) if transpose else a
-        return triangular_columns(turned, b, upper != transpose, unitriangular), ops["clone"](ops["expand"](a, coefficient_shape(a.spec, b.spec)))
+        return triangular_columns(turned, b, upper != transpose, unitriangular), ops["clone"](
+            ops["expand"](a, coefficient_shape(a.spec, b.spec))
+        )
 
     def reference(b, A, upper=True, transpose=False, unitriangular=False):
         turned = np.swapaxes(A, -1, -2) if transpose else A
@@ -459,8 +497,12 @@ class cholesky_ex(Factorisation):
                 code = 1 + int(np.argmin(np.isfinite(np.diagonal(found))))
             out[...], info[place] = found, code
         if args[2]:
-            raise_singular("cholesky", info, "The factorization could not be completed because the input is not positive-definite (the leading minor of "
-                           "order {} is not positive-definite)")
+            raise_singular(
+                "cholesky",
+                info,
+                "The factorization could not be completed because the input is not positive-definite (the leading minor of "
+                "order {} is not positive-definite)",
+            )
 
     def vjp(g, out, a, upper_, check_errors):
         l, gl = (adjoint(out[0]), adjoint(g[0])) if upper_ else (out[0], g[0])

@@ -28,7 +28,6 @@ from flambeau.operators.linear_algebra_spectral import matrix_of, pinv_of, real_
 from flambeau.operators.matmul import adjoint, matrix_product
 from flambeau.operators.rules import case, sum_to
 
-
 # ------------------------------------------------------------------ least squares
 DRIVERS = ("gels", "gelsy", "gelsd", "gelss")
 
@@ -44,7 +43,11 @@ class least_squares(Factorisation):
     def meta(op, a, b, rcond, driver):
         batch = broadcast_shapes("linalg.lstsq", a.shape[:-2], b.shape[:-2])
         m, n = a.shape[-2:]
-        return (Spec.of((*batch, n, b.shape[-1]), a.dtype, a.device), Spec.of(a.shape[:-2], int64, a.device), real_of(a, min(m, n)))
+        return (
+            Spec.of((*batch, n, b.shape[-1]), a.dtype, a.device),
+            Spec.of(a.shape[:-2], int64, a.device),
+            real_of(a, min(m, n)),
+        )
 
     def run(ins, outs, args):
         a, b = ins
@@ -61,7 +64,7 @@ class least_squares(Factorisation):
             x[place] = found[: a.shape[-1]]
             if line is not None:
                 wide_values[place] = line
-        first = tuple(0 if n != m else slice(None) for n, m in zip(batch[len(batch) - a.ndim + 2:], a.shape[:-2]))
+        first = tuple(0 if n != m else slice(None) for n, m in zip(batch[len(batch) - a.ndim + 2 :], a.shape[:-2]))
         lead = (0,) * (len(batch) - a.ndim + 2)
         if wide_rank.size:
             ranks[...] = wide_rank[lead + first].reshape(ranks.shape)
@@ -92,8 +95,10 @@ def least(a: Any, b: Any, rcond: float, driver: str) -> tuple:
     if driver == "gels":
         _, x, info = routine(a, padded)
         if info > 0:
-            raise LinAlgError(f"linalg.lstsq: The least squares solution could not be computed because the input matrix does not have full rank, got info {info}. "
-                              f"Use driver='gelsd'.")
+            raise LinAlgError(
+                f"linalg.lstsq: The least squares solution could not be computed because the input matrix does not have full rank, got info {info}. "
+                f"Use driver='gelsd'."
+            )
         return x, min(m, n), None
     if driver == "gelsy":
         pivots = np.zeros((n, 1), np.int32)
@@ -108,7 +113,9 @@ def least(a: Any, b: Any, rcond: float, driver: str) -> tuple:
     else:
         x, line, rank, info = routine(a, padded, int(np.real(sizes[0])), int(sizes[1]), rcond)
     if info > 0:
-        raise LinAlgError(f"linalg.lstsq: the singular values did not converge, got info {info}. Check the input for NaN values.")
+        raise LinAlgError(
+            f"linalg.lstsq: the singular values did not converge, got info {info}. Check the input for NaN values."
+        )
     return x, rank, line
 
 
@@ -135,8 +142,12 @@ class lstsq_solution(Composite):
         else:
             rest = nothing
         none = ops["full"]((0,), 0, dtype=int64, device=a.spec.device)
-        return (ops["squeeze"](x, -1) if vector else x, ops["squeeze"](rest, -1) if vector and rest is not nothing else rest,
-                none if driver == "gels" else rank, values if driver in ("gelsd", "gelss") else nothing)
+        return (
+            ops["squeeze"](x, -1) if vector else x,
+            ops["squeeze"](rest, -1) if vector and rest is not nothing else rest,
+            none if driver == "gels" else rank,
+            values if driver in ("gelsd", "gelss") else nothing,
+        )
 
     def reference(A, B, rcond=None, driver="gelsy"):
         x = np.linalg.pinv(A) @ B
@@ -163,14 +174,20 @@ def check_least(a: Spec, b: Spec, driver: str) -> bool:
     """Whether B holds vectors. Raises: RuntimeError where shapes or the driver do not fit."""
     check_matrices("lstsq", a)
     if driver not in DRIVERS:
-        raise RuntimeError(f"linalg.lstsq: parameter `driver` should be one of (gels, gelsy, gelsd, gelss), got {driver!r}.")
+        raise RuntimeError(
+            f"linalg.lstsq: parameter `driver` should be one of (gels, gelsy, gelsd, gelss), got {driver!r}."
+        )
     if b.ndim < 1:
         raise RuntimeError(f"linalg.lstsq: other must have at least 1 dimension, got {list(b.shape)}.")
     if b.dtype is not a.dtype:
-        raise RuntimeError(f"linalg.lstsq: Expected input and other to have the same dtype, but got {a.dtype.name} and {b.dtype.name}.")
+        raise RuntimeError(
+            f"linalg.lstsq: Expected input and other to have the same dtype, but got {a.dtype.name} and {b.dtype.name}."
+        )
     vector = a.ndim - 1 == b.ndim and tuple(a.shape[:-1]) == tuple(b.shape)
     if not vector and (b.ndim < 2 or a.shape[-2] != b.shape[-2]):
-        raise RuntimeError(f"linalg.lstsq: input.size(-2) should match other.size(-2), got {list(a.shape)} and {list(b.shape)}.")
+        raise RuntimeError(
+            f"linalg.lstsq: input.size(-2) should match other.size(-2), got {list(a.shape)} and {list(b.shape)}."
+        )
     return vector
 
 
@@ -178,12 +195,18 @@ def check_least(a: Spec, b: Spec, driver: str) -> bool:
 def check_reflectors(name: str, a: Spec, tau: Spec) -> None:
     check_matrices(name, a)
     if a.shape[-2] < a.shape[-1]:
-        raise RuntimeError(f"linalg.{name}: input.shape[-2] must be greater than or equal to input.shape[-1], got {list(a.shape)}.")
+        raise RuntimeError(
+            f"linalg.{name}: input.shape[-2] must be greater than or equal to input.shape[-1], got {list(a.shape)}."
+        )
     if tau.ndim != a.ndim - 1 or tuple(tau.shape[:-1]) != tuple(a.shape[:-2]) or tau.shape[-1] > a.shape[-1]:
-        raise RuntimeError(f"linalg.{name}: input.shape[-1] must be greater than or equal to tau.shape[-1], and the batch dims equal, got {list(a.shape)} and "
-                           f"tau {list(tau.shape)}.")
+        raise RuntimeError(
+            f"linalg.{name}: input.shape[-1] must be greater than or equal to tau.shape[-1], and the batch dims equal, got {list(a.shape)} and "
+            f"tau {list(tau.shape)}."
+        )
     if tau.dtype is not a.dtype:
-        raise RuntimeError(f"linalg.{name}: tau dtype {tau.dtype.name} does not match input dtype {a.dtype.name}. Convert one.")
+        raise RuntimeError(
+            f"linalg.{name}: tau dtype {tau.dtype.name} does not match input dtype {a.dtype.name}. Convert one."
+        )
 
 
 def reflector(a, i: int):
@@ -253,7 +276,7 @@ class householder_product(Factorisation):
         m, n = a.shape
         q = np.eye(m, n)
         for i in range(len(tau) - 1, -1, -1):
-            v = np.concatenate([np.zeros(i), [1.0], a[i + 1:, i]])
+            v = np.concatenate([np.zeros(i), [1.0], a[i + 1 :, i]])
             q = q - tau[i] * np.outer(v, v @ q)
         return q
 
@@ -290,9 +313,13 @@ class ormqr(Composite):
         check_matrices("ormqr", a.spec, other.spec)
         rows = other.spec.shape[-2 if left else -1]
         if rows != a.spec.shape[-2]:
-            raise RuntimeError(f"ormqr: other.shape[{-2 if left else -1}] must be equal to input.shape[-2], got {list(other.spec.shape)} and {list(a.spec.shape)}.")
+            raise RuntimeError(
+                f"ormqr: other.shape[{-2 if left else -1}] must be equal to input.shape[-2], got {list(other.spec.shape)} and {list(a.spec.shape)}."
+            )
         if tau.spec.shape[-1] > a.spec.shape[-1]:
-            raise RuntimeError(f"ormqr: other.shape must be greater than or equal to tau.shape[-1], got tau {list(tau.spec.shape)}.")
+            raise RuntimeError(
+                f"ormqr: other.shape must be greater than or equal to tau.shape[-1], got tau {list(tau.spec.shape)}."
+            )
         x = other if left else adjoint(other)
         forwards = transpose if left else not transpose  # Q^H applies the first reflector first
         count = tau.spec.shape[-1]
@@ -359,7 +386,11 @@ class ldl_factor_ex(Factorisation):
 
     def meta(op, a, hermitian, check_errors):
         check_square("ldl_factor", a)
-        return matrix_of(a, *a.shape[-2:]), Spec.of(a.shape[:-1], int32, a.device), Spec.of(a.shape[:-2], int32, a.device)
+        return (
+            matrix_of(a, *a.shape[-2:]),
+            Spec.of(a.shape[:-1], int32, a.device),
+            Spec.of(a.shape[:-2], int32, a.device),
+        )
 
     def run(ins, outs, args):
         a = ins[0]
@@ -377,8 +408,11 @@ class ldl_factor_ex(Factorisation):
 
     def reference(A, *, hermitian=False, check_errors=False):
         found = [lapack("sytrf", m)(m, lower=1) for m in A.reshape(-1, *A.shape[-2:])]
-        return (np.tril(np.stack([f[0] for f in found])).reshape(A.shape), np.stack([f[1] for f in found]).reshape(A.shape[:-1]),
-                np.zeros(A.shape[:-2], np.int32))
+        return (
+            np.tril(np.stack([f[0] for f in found])).reshape(A.shape),
+            np.stack([f[1] for f in found]).reshape(A.shape[:-1]),
+            np.zeros(A.shape[:-2], np.int32),
+        )
 
     def samples(t):
         yield case(hermitian_samples(t))

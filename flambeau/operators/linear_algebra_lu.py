@@ -60,7 +60,9 @@ class lu_permutation(Factorisation):
             outs[1][place][order] = np.arange(args[1])
 
     def reference(pivots, rows):
-        found = np.stack([permutation(p, rows) for p in pivots.reshape(-1, pivots.shape[-1])]).reshape(*pivots.shape[:-1], rows)
+        found = np.stack([permutation(p, rows) for p in pivots.reshape(-1, pivots.shape[-1])]).reshape(
+            *pivots.shape[:-1], rows
+        )
         return found, np.argsort(found, -1)
 
     def samples(t):
@@ -105,7 +107,9 @@ class lu_factor_ex(Factorisation):
             out[...], pivots, outs[2][place] = factored(a)
             outs[1][place] = np.asarray(pivots) + 1
         if args[2]:
-            raise_singular("lu_factor", outs[2], "U[{0},{0}] is zero and using it on lu_solve would result in a division by zero")
+            raise_singular(
+                "lu_factor", outs[2], "U[{0},{0}] is zero and using it on lu_solve would result in a division by zero"
+            )
 
     def vjp(g, out, a, pivot, check_errors):
         return (lu_gradient(lower(g[0], -1), upper(g[0]), out[0], out[1]),)
@@ -113,7 +117,11 @@ class lu_factor_ex(Factorisation):
     def reference(A, *, pivot=True, check_errors=False):
         found = [factored(m) for m in A.reshape(-1, *A.shape[-2:])]
         lu = np.stack([f[0] for f in found]).reshape(A.shape)
-        return lu, np.stack([f[1] + 1 for f in found]).reshape(*A.shape[:-2], -1).astype(np.int32), np.zeros(A.shape[:-2], np.int32)
+        return (
+            lu,
+            np.stack([f[1] + 1 for f in found]).reshape(*A.shape[:-2], -1).astype(np.int32),
+            np.zeros(A.shape[:-2], np.int32),
+        )
 
     def samples(t):
         yield case(t(3, 3))
@@ -156,8 +164,12 @@ def unit_lower(x):
     """The strictly lower triangle with ones on the diagonal."""
     ops = REGISTRY
     n = x.spec.shape[-1]
-    return ops["add"](lower(x, -1), identity_like(x, n) if x.spec.shape[-2] == n else ops["identity_matrix"](
-        x.spec.shape[-2], n, dtype=x.spec.dtype, device=x.spec.device))
+    return ops["add"](
+        lower(x, -1),
+        identity_like(x, n)
+        if x.spec.shape[-2] == n
+        else ops["identity_matrix"](x.spec.shape[-2], n, dtype=x.spec.dtype, device=x.spec.device),
+    )
 
 
 @declare
@@ -196,7 +208,9 @@ class lu_unpack(Composite):
     def body(packed, pivots, unpack_data, unpack_pivots):
         ops = REGISTRY
         if pivots.spec.dtype is not int32 and unpack_pivots:
-            raise RuntimeError(f"lu_unpack: LU_pivots must be a torch.int32 tensor, as lu_factor gives it, got {pivots.spec.dtype.name}.")
+            raise RuntimeError(
+                f"lu_unpack: LU_pivots must be a torch.int32 tensor, as lu_factor gives it, got {pivots.spec.dtype.name}."
+            )
         m, n = packed.spec.shape[-2:]
         k = min(m, n)
         nothing = ops["full"]((0,), 0, dtype=packed.spec.dtype, device=packed.spec.device)
@@ -266,12 +280,18 @@ class linalg_lu_solve(Composite):
         p, l, u = lu_unpack.rules.reference(packed, pivots)
         a = p @ l @ u
         a = np.conj(np.swapaxes(a, -1, -2)) if adjoint else a
-        return np.linalg.solve(a, b) if left else np.swapaxes(np.linalg.solve(np.swapaxes(a, -1, -2), np.swapaxes(b, -1, -2)), -1, -2)
+        return (
+            np.linalg.solve(a, b)
+            if left
+            else np.swapaxes(np.linalg.solve(np.swapaxes(a, -1, -2), np.swapaxes(b, -1, -2)), -1, -2)
+        )
 
     def samples(t):
         for left in (True, False):
             for conjugate in (True, False):
-                yield case(regular_samples(t, 3, 3), np.asarray([3, 2, 3], np.int32), t(3, 3), left=left, adjoint=conjugate)
+                yield case(
+                    regular_samples(t, 3, 3), np.asarray([3, 2, 3], np.int32), t(3, 3), left=left, adjoint=conjugate
+                )
 
 
 def turned(x):
@@ -404,7 +424,9 @@ class slogdet(Composite):
         ops = REGISTRY
         packed, pivots, _ = lu_factor_ex(a)
         sign, line = signed_product(packed, pivots)
-        return ops["mul"](sign, ops["prod"](ops["sgn"](line), -1, False)), ops["sum"](ops["log"](ops["abs"](line)), -1, False)
+        return ops["mul"](sign, ops["prod"](ops["sgn"](line), -1, False)), ops["sum"](
+            ops["log"](ops["abs"](line)), -1, False
+        )
 
     def vjp(g, out, a):
         ops = REGISTRY
@@ -459,8 +481,10 @@ class tensorinv(Composite):
         shape = tuple(a.spec.shape)
         rows, columns = math.prod(shape[:ind]), math.prod(shape[ind:])
         if rows != columns:
-            raise RuntimeError(f"linalg.tensorinv: Expected self to satisfy the requirement prod(self.shape[ind:]) == prod(self.shape[:ind]), but got {columns} "
-                               f"!= {rows} for {list(shape)}.")
+            raise RuntimeError(
+                f"linalg.tensorinv: Expected self to satisfy the requirement prod(self.shape[ind:]) == prod(self.shape[:ind]), but got {columns} "
+                f"!= {rows} for {list(shape)}."
+            )
         found = linalg_inv(REGISTRY["reshape"](a, (rows, columns)))
         return REGISTRY["reshape"](found, shape[ind:] + shape[:ind])
 
@@ -487,11 +511,13 @@ class tensorsolve(Composite):
             n = a.spec.ndim
             moved = tuple(d % n for d in dims)
             a = ops["permute"](a, (*(d for d in range(n) if d not in moved), *moved))
-        shape = tuple(a.spec.shape[b.spec.ndim:])
+        shape = tuple(a.spec.shape[b.spec.ndim :])
         size = math.prod(shape)
         if a.spec.numel != size * size or b.spec.numel != size:
-            raise RuntimeError(f"linalg.tensorsolve: Expected self to satisfy the requirement prod(self.shape[other.ndim:]) == prod(self.shape[:other.ndim]), but "
-                               f"got {list(a.spec.shape)} and other {list(b.spec.shape)}.")
+            raise RuntimeError(
+                f"linalg.tensorsolve: Expected self to satisfy the requirement prod(self.shape[other.ndim:]) == prod(self.shape[:other.ndim]), but "
+                f"got {list(a.spec.shape)} and other {list(b.spec.shape)}."
+            )
         flat = ops["reshape"](b, (size, 1))
         found = solve_columns(ops["reshape"](a, (size, size)), flat)[0]
         return ops["reshape"](found, shape)
@@ -501,5 +527,3 @@ class tensorsolve(Composite):
 
     def samples(t):
         yield case(t(2, 3, 6), t(2, 3))
-
-

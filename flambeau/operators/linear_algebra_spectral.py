@@ -35,8 +35,10 @@ from flambeau.operators.rules import case
 def refuse_not_finite(name: str, a: Any) -> None:
     """Raises: LinAlgError if the input has NaN or infinite elements."""
     if not np.isfinite(a).all():
-        raise LinAlgError(f"linalg.{name}: the algorithm failed to converge because the input matrix contained non-finite values, got NaN or infinity. "
-                          f"Check the input.")
+        raise LinAlgError(
+            f"linalg.{name}: the algorithm failed to converge because the input matrix contained non-finite values, got NaN or infinity. "
+            f"Check the input."
+        )
 
 
 def real_of(s: Spec, *shape: int) -> Spec:
@@ -88,8 +90,10 @@ def qr_gradient(gq, gr, q, r, a):
     ops = REGISTRY
     m, n = a.spec.shape[-2:]
     if q.spec.shape[-1] > n:
-        raise NotImplementedError("linalg.qr: the derivative for mode='complete' is only defined where the matrix is square or wide, got "
-                                  f"{list(a.spec.shape)}. Use mode='reduced'.")
+        raise NotImplementedError(
+            "linalg.qr: the derivative for mode='complete' is only defined where the matrix is square or wide, got "
+            f"{list(a.spec.shape)}. Use mode='reduced'."
+        )
     if m >= n:
         return tall_qr_gradient(gq, gr, q, r)
     rest = ops["narrow"](a, -1, m, n - m)
@@ -114,7 +118,9 @@ def tall_qr_gradient(gq, gr, q, r):
 def qr_parts(a, mode: str) -> tuple:
     ops = REGISTRY
     if mode not in ("reduced", "complete", "r"):
-        raise RuntimeError(f"linalg.qr: received unrecognized mode '{mode}' but expected one of 'reduced' (default), 'r', or 'complete'.")
+        raise RuntimeError(
+            f"linalg.qr: received unrecognized mode '{mode}' but expected one of 'reduced' (default), 'r', or 'complete'."
+        )
     q, r = qr_factors(a, mode == "complete")
     return (ops["full"]((0,), 0, dtype=a.spec.dtype, device=a.spec.device), r) if mode == "r" else (q, r)
 
@@ -257,7 +263,9 @@ class eig(Factorisation):
     def run(ins, outs, args):
         if ins[0].size:
             if not np.isfinite(ins[0]).all():
-                raise RuntimeError("linalg.eig: input tensor should not contain infs or NaNs, got some. Check the input.")
+                raise RuntimeError(
+                    "linalg.eig: input tensor should not contain infs or NaNs, got some. Check the input."
+                )
             outs[0][...], outs[1][...] = np.linalg.eig(ins[0])
 
     def vjp(g, out, a):
@@ -351,8 +359,8 @@ def complete_basis(a: Any, vh: Any) -> None:
         work[:, i:] -= scale * np.outer(work[:, i:] @ v, v)
         basis[:, i:] -= scale * np.outer(basis[:, i:] @ v, v)
         if rows - i - 1 > 1:
-            v, scale = householder(work[i + 1:, i])
-            work[i + 1:] -= scale * np.outer(v, v @ work[i + 1:])
+            v, scale = householder(work[i + 1 :, i])
+            work[i + 1 :] -= scale * np.outer(v, v @ work[i + 1 :])
     vh[rows:] = basis.T[rows:]
 
 
@@ -408,7 +416,9 @@ class linalg_svd(Composite):
 
     def body(a, full_matrices, driver):
         if driver is not None:
-            raise RuntimeError(f"linalg.svd: keyword argument `driver=` is only supported on CUDA inputs, got {driver!r}. Leave it out.")
+            raise RuntimeError(
+                f"linalg.svd: keyword argument `driver=` is only supported on CUDA inputs, got {driver!r}. Leave it out."
+            )
         return svd_factors(a, full_matrices)
 
     def reference(A, full_matrices=True, *, driver=None):
@@ -434,8 +444,11 @@ class svd(Composite):
             return u, s, adjoint(vh)
         m, n = a.spec.shape[-2:]
         lead = tuple(a.spec.shape[:-2])
-        return (ops["full"]((*lead, m, m), 0, dtype=a.spec.dtype, device=a.spec.device), s,
-                ops["full"]((*lead, n, n), 0, dtype=a.spec.dtype, device=a.spec.device))
+        return (
+            ops["full"]((*lead, m, m), 0, dtype=a.spec.dtype, device=a.spec.device),
+            s,
+            ops["full"]((*lead, n, n), 0, dtype=a.spec.dtype, device=a.spec.device),
+        )
 
     def reference(A, some=True, compute_uv=True):
         u, s, vh = np.linalg.svd(A, not some)
@@ -456,7 +469,9 @@ class svdvals(Composite):
 
     def body(a, driver):
         if driver is not None:
-            raise RuntimeError(f"linalg.svdvals: keyword argument `driver=` is only supported on CUDA inputs, got {driver!r}. Leave it out.")
+            raise RuntimeError(
+                f"linalg.svdvals: keyword argument `driver=` is only supported on CUDA inputs, got {driver!r}. Leave it out."
+            )
         return svd_factors(a, False)[1]
 
     def reference(A, *, driver=None):
@@ -470,7 +485,7 @@ class svdvals(Composite):
 def cutoff(size, shape, atol, rtol, dtype):
     """The value up to which singular values count as zero: max(atol, rtol * largest)."""
     ops = REGISTRY
-    eps = 2.0 ** -52 if dtype.to_real() is float64 else 2.0 ** -23
+    eps = 2.0**-52 if dtype.to_real() is float64 else 2.0**-23
     largest = ops["amax"](size, -1, True)
     if rtol is None:
         given = atol is not None and (hasattr(atol, "spec") or atol > 0)
@@ -495,7 +510,14 @@ class pinv_of(Composite):
     functions = ()
     methods = ()
 
-    def signature(A: Tensor, atol: OptionalTensor = None, rtol: OptionalTensor = None, atol_number=None, rtol_number=None, hermitian=False): ...
+    def signature(
+        A: Tensor,
+        atol: OptionalTensor = None,
+        rtol: OptionalTensor = None,
+        atol_number=None,
+        rtol_number=None,
+        hermitian=False,
+    ): ...
 
     def check(a, hermitian):
         check_matrices("pinv", a)
@@ -508,7 +530,9 @@ class pinv_of(Composite):
     def body(a, atol, rtol, atol_number, rtol_number, hermitian):
         ops = REGISTRY
         if a.spec.numel == 0:
-            return ops["full"]((*a.spec.shape[:-2], a.spec.shape[-1], a.spec.shape[-2]), 0, dtype=a.spec.dtype, device=a.spec.device)
+            return ops["full"](
+                (*a.spec.shape[:-2], a.spec.shape[-1], a.spec.shape[-2]), 0, dtype=a.spec.dtype, device=a.spec.device
+            )
         atol = atol_number if atol is None else atol
         rtol = rtol_number if rtol is None else rtol
         if hermitian:
@@ -554,7 +578,14 @@ class rank_of(Composite):
     functions = ()
     methods = ()
 
-    def signature(A: Tensor, atol: OptionalTensor = None, rtol: OptionalTensor = None, atol_number=None, rtol_number=None, hermitian=False): ...
+    def signature(
+        A: Tensor,
+        atol: OptionalTensor = None,
+        rtol: OptionalTensor = None,
+        atol_number=None,
+        rtol_number=None,
+        hermitian=False,
+    ): ...
 
     def body(a, atol, rtol, atol_number, rtol_number, hermitian):
         ops = REGISTRY
@@ -562,7 +593,13 @@ class rank_of(Composite):
         if a.spec.shape[-1] * a.spec.shape[-2] == 0:
             return ops["full"](tuple(a.spec.shape[:-2]), 0, dtype=int64, device=a.spec.device)
         size = ops["abs"](eigvalsh(a)) if hermitian else svd_factors(a, False)[1]
-        limit = cutoff(size, a.spec.shape, atol_number if atol is None else atol, rtol_number if rtol is None else rtol, a.spec.dtype)
+        limit = cutoff(
+            size,
+            a.spec.shape,
+            atol_number if atol is None else atol,
+            rtol_number if rtol is None else rtol,
+            a.spec.dtype,
+        )
         return ops["sum"](ops["gt"](size, limit), -1, False)
 
     def reference(A, atol=None, rtol=None, atol_number=None, rtol_number=None, hermitian=False):
@@ -591,7 +628,9 @@ class cond(Composite):
             largest, smallest = (ops["select"](values, -1, 0), ops["select"](values, -1, values.spec.shape[-1] - 1))
             return ops["true_divide"](smallest, largest) if p == -2 else ops["true_divide"](largest, smallest)
         if p not in ("fro", "nuc", 1, -1, math.inf, -math.inf):
-            raise RuntimeError(f"linalg.cond: got an invalid norm type: {p}: it must be one of None, 'fro', 'nuc', inf, -inf, 1, -1, 2, -2.")
+            raise RuntimeError(
+                f"linalg.cond: got an invalid norm type: {p}: it must be one of None, 'fro', 'nuc', inf, -inf, 1, -1, 2, -2."
+            )
         check_square("cond", a.spec)
         norm = ops["matrix_norm"]
         return ops["mul"](norm(a, p), norm(linalg_inv(a), p))

@@ -25,7 +25,9 @@ def chosen(name: str, size_average, reduce, reduction: str, allowed=REDUCTIONS) 
         reduce = True if reduce is None else reduce
         return ("mean" if size_average else "sum") if reduce else "none"
     if reduction not in allowed:
-        raise ValueError(f"{name}: reduction must be one of {', '.join(allowed)}, got {reduction!r} ({reduction} is not a valid value for reduction).")
+        raise ValueError(
+            f"{name}: reduction must be one of {', '.join(allowed)}, got {reduction!r} ({reduction} is not a valid value for reduction)."
+        )
     return reduction
 
 
@@ -46,7 +48,9 @@ def weighted(x, weight, reduction: str):
 
 def check_weight(name: str, x, weight) -> None:
     if weight is not None and weight.spec.shape != x.spec.shape:
-        raise ValueError(f"{name}: Weights and input must have the same size, got {list(weight.spec.shape)} and {list(x.spec.shape)}.")
+        raise ValueError(
+            f"{name}: Weights and input must have the same size, got {list(weight.spec.shape)} and {list(x.spec.shape)}."
+        )
 
 
 def zero_below(x):
@@ -70,7 +74,9 @@ def np_reduced(x, reduction: str):
 
 # ------------------------------------------------------------------ regression
 class Regression(Loss):
-    def signature(input: Tensor, target: Tensor, size_average=None, reduce=None, reduction="mean", weight: OptionalTensor = None): ...
+    def signature(
+        input: Tensor, target: Tensor, size_average=None, reduce=None, reduction="mean", weight: OptionalTensor = None
+    ): ...
 
     def samples(t):
         yield case(t(3, 4), t(3, 4))
@@ -87,7 +93,9 @@ class mse_loss(Regression):
 
     def body(x, t, size_average, reduce, reduction, weight):
         check_weight("mse_loss", x, weight)
-        return weighted(REGISTRY["square"](difference(x, t)), weight, chosen("mse_loss", size_average, reduce, reduction))
+        return weighted(
+            REGISTRY["square"](difference(x, t)), weight, chosen("mse_loss", size_average, reduce, reduction)
+        )
 
     def reference(x, t, size_average=None, reduce=None, reduction="mean", weight=None):
         return np_reduced((x - t) ** 2, reduction)
@@ -177,8 +185,10 @@ def logistic(x):
 
 def same_shape(name: str, x, t) -> None:
     if x.spec.shape != t.spec.shape:
-        raise ValueError(f"{name}: Using a target size ({list(t.spec.shape)}) that is different to the input size ({list(x.spec.shape)}): they must be the same. "
-                         f"Reshape one.")
+        raise ValueError(
+            f"{name}: Using a target size ({list(t.spec.shape)}) that is different to the input size ({list(x.spec.shape)}): they must be the same. "
+            f"Reshape one."
+        )
 
 
 @declare
@@ -222,7 +232,9 @@ class binary_cross_entropy(Loss):
 
     functions = ("nn.functional.binary_cross_entropy",)
 
-    def signature(input: Tensor, target: Tensor, weight: OptionalTensor = None, size_average=None, reduce=None, reduction="mean"): ...
+    def signature(
+        input: Tensor, target: Tensor, weight: OptionalTensor = None, size_average=None, reduce=None, reduction="mean"
+    ): ...
 
     def body(x, t, weight, size_average, reduce, reduction):
         same_shape("binary_cross_entropy", x, t)
@@ -232,7 +244,9 @@ class binary_cross_entropy(Loss):
         return reduced(terms, chosen("binary_cross_entropy", size_average, reduce, reduction))
 
     def reference(x, t, weight=None, size_average=None, reduce=None, reduction="mean"):
-        return np_reduced(binary_cross_entropy_terms.rules.reference(x, t) * (1 if weight is None else weight), reduction)
+        return np_reduced(
+            binary_cross_entropy_terms.rules.reference(x, t) * (1 if weight is None else weight), reduction
+        )
 
     def samples(t):
         yield case(logistic_samples(t(3, 4)), t(3, 4))
@@ -288,8 +302,15 @@ class binary_cross_entropy_with_logits(Loss):
 
     functions = ("nn.functional.binary_cross_entropy_with_logits", "binary_cross_entropy_with_logits")
 
-    def signature(input: Tensor, target: Tensor, weight: OptionalTensor = None, size_average=None, reduce=None, reduction="mean",
-                  pos_weight: OptionalTensor = None): ...
+    def signature(
+        input: Tensor,
+        target: Tensor,
+        weight: OptionalTensor = None,
+        size_average=None,
+        reduce=None,
+        reduction="mean",
+        pos_weight: OptionalTensor = None,
+    ): ...
 
     def body(x, t, weight, size_average, reduce, reduction, pos_weight):
         same_shape("binary_cross_entropy_with_logits", x, t)
@@ -299,7 +320,9 @@ class binary_cross_entropy_with_logits(Loss):
         return reduced(terms, chosen("binary_cross_entropy_with_logits", size_average, reduce, reduction))
 
     def reference(x, t, weight=None, size_average=None, reduce=None, reduction="mean", pos_weight=None):
-        return np_reduced(binary_logits_terms.rules.reference(x, t, pos_weight) * (1 if weight is None else weight), reduction)
+        return np_reduced(
+            binary_logits_terms.rules.reference(x, t, pos_weight) * (1 if weight is None else weight), reduction
+        )
 
     def samples(t):
         yield case(t(3, 4), t(3, 4))
@@ -353,13 +376,17 @@ class margin_ranking_loss(Loss):
 
     functions = ("nn.functional.margin_ranking_loss", "margin_ranking_loss")
 
-    def signature(input1: Tensor, input2: Tensor, target: Tensor, margin=0, size_average=None, reduce=None, reduction="mean"): ...
+    def signature(
+        input1: Tensor, input2: Tensor, target: Tensor, margin=0, size_average=None, reduce=None, reduction="mean"
+    ): ...
 
     def body(x, y, t, margin, size_average, reduce, reduction):
         ops = REGISTRY
         if not x.spec.ndim == y.spec.ndim == t.spec.ndim:
-            raise RuntimeError(f"margin_ranking_loss: All input tensors should have same dimension but got sizes: input1: {list(x.spec.shape)}, input2: "
-                               f"{list(y.spec.shape)}, target: {list(t.spec.shape)}.")
+            raise RuntimeError(
+                f"margin_ranking_loss: All input tensors should have same dimension but got sizes: input1: {list(x.spec.shape)}, input2: "
+                f"{list(y.spec.shape)}, target: {list(t.spec.shape)}."
+            )
         terms = zero_below(ops["rsub"](ops["mul"](t, ops["sub"](x, y)), margin))
         return reduced(terms, chosen("margin_ranking_loss", size_average, reduce, reduction))
 
@@ -378,7 +405,9 @@ class kl_div(Loss):
 
     functions = ("nn.functional.kl_div", "kl_div")
 
-    def signature(input: Tensor, target: Tensor, size_average=None, reduce=None, reduction="mean", log_target=False): ...
+    def signature(
+        input: Tensor, target: Tensor, size_average=None, reduce=None, reduction="mean", log_target=False
+    ): ...
 
     def body(x, t, size_average, reduce, reduction, log_target):
         ops, reduction = REGISTRY, chosen("kl_div", size_average, reduce, reduction, (*REDUCTIONS, "batchmean"))
@@ -405,7 +434,16 @@ class poisson_nll_loss(Loss):
 
     functions = ("nn.functional.poisson_nll_loss", "poisson_nll_loss")
 
-    def signature(input: Tensor, target: Tensor, log_input=True, full=False, size_average=None, eps=1e-8, reduce=None, reduction="mean"): ...
+    def signature(
+        input: Tensor,
+        target: Tensor,
+        log_input=True,
+        full=False,
+        size_average=None,
+        eps=1e-8,
+        reduce=None,
+        reduction="mean",
+    ): ...
 
     def body(x, t, log_input, full, size_average, eps, reduce, reduction):
         ops = REGISTRY
@@ -416,7 +454,9 @@ class poisson_nll_loss(Loss):
         if full:
             few = ops["le"](t, 1)
             n = ops["where"](few, 1.0, t)  # the branch not taken must not have NaN gradients
-            stirling = ops["add"](ops["sub"](ops["mul"](n, ops["log"](n)), n), ops["mul"](ops["log"](ops["mul"](n, 2 * math.pi)), 0.5))
+            stirling = ops["add"](
+                ops["sub"](ops["mul"](n, ops["log"](n)), n), ops["mul"](ops["log"](ops["mul"](n, 2 * math.pi)), 0.5)
+            )
             terms = ops["add"](terms, ops["where"](few, 0.0, stirling))
         return reduced(terms, chosen("poisson_nll_loss", size_average, reduce, reduction))
 
@@ -472,7 +512,9 @@ class gaussian_nll_loss(Loss):
             if given == shape[:-1]:
                 var = ops["reshape"](var, (*given, 1))
             elif not (len(given) <= len(shape) and all(m in (1, n) for m, n in zip(given[::-1], shape[::-1]))):
-                raise ValueError(f"gaussian_nll_loss: var is of incorrect size: it must broadcast to the input {list(shape)}, got {list(given)}.")
+                raise ValueError(
+                    f"gaussian_nll_loss: var is of incorrect size: it must broadcast to the input {list(shape)}, got {list(given)}."
+                )
         var = floored(var, eps)
         terms = ops["mul"](ops["add"](ops["log"](var), ops["true_divide"](ops["square"](ops["sub"](x, t)), var)), 0.5)
         if full:
@@ -481,7 +523,9 @@ class gaussian_nll_loss(Loss):
 
     def reference(x, t, var, full=False, eps=1e-6, reduction="mean"):
         var = np.maximum(var[..., None] if var.ndim < x.ndim else var, eps)
-        return np_reduced(0.5 * (np.log(var) + (x - t) ** 2 / var) + (0.5 * np.log(2 * np.pi) if full else 0), reduction)
+        return np_reduced(
+            0.5 * (np.log(var) + (x - t) ** 2 / var) + (0.5 * np.log(2 * np.pi) if full else 0), reduction
+        )
 
     def samples(t):
         yield case(t(3, 4), t(3, 4), logistic_samples(t(3, 4)))

@@ -39,7 +39,10 @@ class pick_class(Indexing):
     def batch(size, dims, input, target):
         input, target = front(input, dims[0], size), front(target, dims[1], size)
         rows = size * input.spec.shape[1]
-        found = pick_class(REGISTRY["reshape"](input, (rows, *input.spec.shape[2:])), REGISTRY["reshape"](target, (rows, *target.spec.shape[2:])))
+        found = pick_class(
+            REGISTRY["reshape"](input, (rows, *input.spec.shape[2:])),
+            REGISTRY["reshape"](target, (rows, *target.spec.shape[2:])),
+        )
         return REGISTRY["reshape"](found, tuple(target.spec.shape)), 0
 
     def vjp(g, out, input, target):
@@ -58,20 +61,30 @@ class pick_class(Indexing):
 def check_labels(name: str, x: Spec, target: Spec, weight: Spec | None) -> None:
     """Raises: ValueError or RuntimeError unless the target is [N, *L] (or 0-d) for an input [N, C, *L] (or [C])."""
     if x.ndim == 0:
-        raise RuntimeError(f"{name}: input must have a class dim (0D or 1D target tensor expected, multi-target not supported), got a 0-d input.")
+        raise RuntimeError(
+            f"{name}: input must have a class dim (0D or 1D target tensor expected, multi-target not supported), got a 0-d input."
+        )
     wanted = tuple(x.shape[:1] + x.shape[2:]) if x.ndim > 1 else ()
     if x.ndim > 1 and target.ndim and x.shape[0] != target.shape[0]:
-        raise ValueError(f"{name}: Expected input batch_size ({x.shape[0]}) to match target batch_size ({target.shape[0]}), got input {list(x.shape)}, target "
-                         f"{list(target.shape)}.")
+        raise ValueError(
+            f"{name}: Expected input batch_size ({x.shape[0]}) to match target batch_size ({target.shape[0]}), got input {list(x.shape)}, target "
+            f"{list(target.shape)}."
+        )
     if tuple(target.shape) != wanted:
-        raise RuntimeError(f"{name}: target must be {list(wanted)} for input {list(x.shape)} (size mismatch; 0D or 1D target tensor expected, multi-target not "
-                           f"supported), got {list(target.shape)}. Squeeze it, or put the class dim second in the input.")
+        raise RuntimeError(
+            f"{name}: target must be {list(wanted)} for input {list(x.shape)} (size mismatch; 0D or 1D target tensor expected, multi-target not "
+            f"supported), got {list(target.shape)}. Squeeze it, or put the class dim second in the input."
+        )
     if target.dtype.name not in ("int64", "uint8", "int32"):
-        raise RuntimeError(f"{name}: expected scalar type Long for labels, got {target.dtype.name}. Convert with .long().")
+        raise RuntimeError(
+            f"{name}: expected scalar type Long for labels, got {target.dtype.name}. Convert with .long()."
+        )
     classes = x.shape[1] if x.ndim > 1 else x.shape[0]
     if weight is not None and tuple(weight.shape) != (classes,):
-        raise RuntimeError(f"{name}: weight tensor should be defined either for all {classes} classes or no classes but got weight tensor of shape: "
-                           f"{list(weight.shape)}.")
+        raise RuntimeError(
+            f"{name}: weight tensor should be defined either for all {classes} classes or no classes but got weight tensor of shape: "
+            f"{list(weight.shape)}."
+        )
 
 
 def batched(x, target):
@@ -114,7 +127,15 @@ class nll_loss(Loss):
 
     functions = ("nn.functional.nll_loss", "nn.functional.nll_loss2d")
 
-    def signature(input: Tensor, target: Tensor, weight: OptionalTensor = None, size_average=None, ignore_index=-100, reduce=None, reduction="mean"): ...
+    def signature(
+        input: Tensor,
+        target: Tensor,
+        weight: OptionalTensor = None,
+        size_average=None,
+        ignore_index=-100,
+        reduce=None,
+        reduction="mean",
+    ): ...
 
     def body(x, target, weight, size_average, ignore_index, reduce, reduction):
         reduction = chosen("nll_loss", size_average, reduce, reduction)
@@ -123,7 +144,9 @@ class nll_loss(Loss):
         x, target = batched(x, target)
         if x.spec.numel == 0 and target.spec.numel:
             raise RuntimeError(f"nll_loss: there must be at least one class, got input {list(x.spec.shape)}.")
-        terms, weights, ignored = label_terms(lambda labels: REGISTRY["neg"](pick_class(x, labels)), target, weight, ignore_index)
+        terms, weights, ignored = label_terms(
+            lambda labels: REGISTRY["neg"](pick_class(x, labels)), target, weight, ignore_index
+        )
         found = finish_labels(terms, weights, ignored, reduction, weight is not None)
         return REGISTRY["reshape"](found, ()) if single else found
 
@@ -161,7 +184,7 @@ def log_sum_exp(x, dim: int):
 
 def without_dim(x, dim: int):
     shape = tuple(x.spec.shape)
-    return REGISTRY["reshape"](x, shape[:dim] + shape[dim + 1:])
+    return REGISTRY["reshape"](x, shape[:dim] + shape[dim + 1 :])
 
 
 def class_weights(weight, ndim: int):
@@ -179,8 +202,16 @@ class cross_entropy(Loss):
 
     functions = ("nn.functional.cross_entropy",)
 
-    def signature(input: Tensor, target: Tensor, weight: OptionalTensor = None, size_average=None, ignore_index=-100, reduce=None, reduction="mean",
-                  label_smoothing=0.0): ...
+    def signature(
+        input: Tensor,
+        target: Tensor,
+        weight: OptionalTensor = None,
+        size_average=None,
+        ignore_index=-100,
+        reduce=None,
+        reduction="mean",
+        label_smoothing=0.0,
+    ): ...
 
     def body(x, target, weight, size_average, ignore_index, reduce, reduction, label_smoothing):
         reduction = chosen("cross_entropy", size_average, reduce, reduction)
@@ -194,7 +225,9 @@ class cross_entropy(Loss):
         found = against_labels(x, target, weight, ignore_index, reduction, label_smoothing)
         return REGISTRY["reshape"](found, ()) if single else found
 
-    def reference(x, target, weight=None, size_average=None, ignore_index=-100, reduce=None, reduction="mean", label_smoothing=0.0):
+    def reference(
+        x, target, weight=None, size_average=None, ignore_index=-100, reduce=None, reduction="mean", label_smoothing=0.0
+    ):
         dim = 1 if x.ndim > 1 else 0
         m = x.max(dim, keepdims=True)
         log = m + np.log(np.exp(x - m).sum(dim, keepdims=True)) - x
@@ -207,7 +240,9 @@ class cross_entropy(Loss):
         hard = np_labels(log, target, weight, ignore_index, "none")
         even = np.where(target == ignore_index, 0, (log * w).sum(dim) / classes)
         terms = hard * (1 - label_smoothing) + even * label_smoothing
-        weights = np.where(target == ignore_index, 0, 1.0 if weight is None else weight[np.where(target == ignore_index, 0, target)])
+        weights = np.where(
+            target == ignore_index, 0, 1.0 if weight is None else weight[np.where(target == ignore_index, 0, target)]
+        )
         return terms if reduction == "none" else terms.sum() / (weights.sum() if reduction == "mean" else 1)
 
     def samples(t):
@@ -223,7 +258,9 @@ class cross_entropy(Loss):
 def against_labels(x, target, weight, ignore_index: int, reduction: str, smoothing: float):
     ops = REGISTRY
     log_total = without_dim(log_sum_exp(x, 1), 1)
-    terms, weights, ignored = label_terms(lambda labels: ops["sub"](log_total, pick_class(x, labels)), target, weight, ignore_index)
+    terms, weights, ignored = label_terms(
+        lambda labels: ops["sub"](log_total, pick_class(x, labels)), target, weight, ignore_index
+    )
     if not smoothing:
         return finish_labels(terms, weights, ignored, reduction, weight is not None)
     classes = x.spec.shape[1]
@@ -254,7 +291,9 @@ def against_probabilities(x, target, weight, reduction: str, smoothing: float):
 # ------------------------------------------------------------------ margins
 def check_rows(name: str, x: Spec) -> None:
     if x.ndim > 2 or 0 in x.shape[-1:]:
-        raise RuntimeError(f"{name}: Expected non-empty vector or matrix with optional 0-dim batch size, but got: {list(x.shape)}.")
+        raise RuntimeError(
+            f"{name}: Expected non-empty vector or matrix with optional 0-dim batch size, but got: {list(x.shape)}."
+        )
 
 
 @declare
@@ -263,7 +302,16 @@ class multi_margin_loss(Loss):
 
     functions = ("nn.functional.multi_margin_loss",)
 
-    def signature(input: Tensor, target: Tensor, p=1, margin=1.0, weight: OptionalTensor = None, size_average=None, reduce=None, reduction="mean"): ...
+    def signature(
+        input: Tensor,
+        target: Tensor,
+        p=1,
+        margin=1.0,
+        weight: OptionalTensor = None,
+        size_average=None,
+        reduce=None,
+        reduction="mean",
+    ): ...
 
     def body(x, target, p, margin, weight, size_average, reduce, reduction):
         ops, reduction = REGISTRY, chosen("multi_margin_loss", size_average, reduce, reduction)
@@ -274,11 +322,15 @@ class multi_margin_loss(Loss):
         if weight is not None and weight.spec.ndim != 1:
             raise ValueError(f"multi_margin_loss: weight must be one-dimensional, got {list(weight.spec.shape)}.")
         if weight is not None and tuple(weight.spec.shape) != (classes,):
-            raise RuntimeError(f"multi_margin_loss: inconsistent weight size: expected [{classes}] but got {list(weight.spec.shape)}.")
+            raise RuntimeError(
+                f"multi_margin_loss: inconsistent weight size: expected [{classes}] but got {list(weight.spec.shape)}."
+            )
         single = x.spec.ndim < 2
         rows, labels = (ops["reshape"](x, (1, classes)), ops["reshape"](target, (1,))) if single else (x, target)
         if labels.spec.ndim != 1 or labels.spec.shape[0] != rows.spec.shape[0]:
-            raise RuntimeError(f"multi_margin_loss: inconsistent target size, expected [{rows.spec.shape[0]}] but got {list(target.spec.shape)}.")
+            raise RuntimeError(
+                f"multi_margin_loss: inconsistent target size, expected [{rows.spec.shape[0]}] but got {list(target.spec.shape)}."
+            )
         column = ops["gather"](rows, 1, ops["reshape"](labels, (rows.spec.shape[0], 1)))
         terms = zero_below(ops["add"](ops["rsub"](column, margin), rows))
         if p == 2:
@@ -314,7 +366,9 @@ class multilabel_margin_loss(Loss):
         ops, reduction = REGISTRY, chosen("multilabel_margin_loss", size_average, reduce, reduction)
         check_rows("multilabel_margin_loss", x.spec)
         if target.spec.shape != x.spec.shape:
-            raise RuntimeError(f"multilabel_margin_loss: inconsistent target size: {list(target.spec.shape)} for input of size: {list(x.spec.shape)}.")
+            raise RuntimeError(
+                f"multilabel_margin_loss: inconsistent target size: {list(target.spec.shape)} for input of size: {list(x.spec.shape)}."
+            )
         single = x.spec.ndim < 2
         classes = x.spec.shape[-1] if x.spec.ndim else 1
         rows = ops["reshape"](x, (1, classes)) if single else x
@@ -353,11 +407,15 @@ class multilabel_soft_margin_loss(Loss):
 
     functions = ("nn.functional.multilabel_soft_margin_loss",)
 
-    def signature(input: Tensor, target: Tensor, weight: OptionalTensor = None, size_average=None, reduce=None, reduction="mean"): ...
+    def signature(
+        input: Tensor, target: Tensor, weight: OptionalTensor = None, size_average=None, reduce=None, reduction="mean"
+    ): ...
 
     def body(x, t, weight, size_average, reduce, reduction):
         ops = REGISTRY
-        terms = ops["neg"](ops["add"](ops["mul"](t, logsigmoid(x)), ops["mul"](ops["rsub"](t, 1), logsigmoid(ops["neg"](x)))))
+        terms = ops["neg"](
+            ops["add"](ops["mul"](t, logsigmoid(x)), ops["mul"](ops["rsub"](t, 1), logsigmoid(ops["neg"](x))))
+        )
         if weight is not None:
             terms = ops["mul"](terms, weight)
         dim = canonical_dim("multilabel_soft_margin_loss", -1, x.spec.ndim)
@@ -367,6 +425,7 @@ class multilabel_soft_margin_loss(Loss):
     def reference(x, t, weight=None, size_average=None, reduce=None, reduction="mean"):
         def log(v):
             return np.minimum(v, 0) - np.log1p(np.exp(-np.abs(v)))
+
         terms = -(t * log(x) + (1 - t) * log(-x)) * (1 if weight is None else weight)
         return np_reduced(terms.mean(-1), reduction)
 

@@ -93,8 +93,10 @@ class cosine_similarity(Composite):
     def body(x1, x2, dim, eps):
         ops = REGISTRY
         if not (x1.spec.dtype.is_floating_point and x2.spec.dtype.is_floating_point):
-            raise RuntimeError(f"cosine_similarity: expected common dtype to be floating point, got {x1.spec.dtype.name} and {x2.spec.dtype.name}. Convert with "
-                               f".float().")
+            raise RuntimeError(
+                f"cosine_similarity: expected common dtype to be floating point, got {x1.spec.dtype.name} and {x2.spec.dtype.name}. Convert with "
+                f".float()."
+            )
         wide = ops["mul"](x1, x2)
         lead = wide.spec.ndim
         d = canonical_dim("cosine_similarity", dim, lead)
@@ -107,7 +109,11 @@ class cosine_similarity(Composite):
 
     def reference(x1, x2, dim=1, eps=1e-8):
         x1, x2 = np.broadcast_arrays(x1, x2)
-        return np.sum(x1 * x2, dim) / np.maximum(np.linalg.norm(x1, axis=dim), eps) / np.maximum(np.linalg.norm(x2, axis=dim), eps)
+        return (
+            np.sum(x1 * x2, dim)
+            / np.maximum(np.linalg.norm(x1, axis=dim), eps)
+            / np.maximum(np.linalg.norm(x2, axis=dim), eps)
+        )
 
     def samples(t):
         yield case(t(3, 4), t(3, 4))
@@ -120,18 +126,26 @@ class cosine_embedding_loss(Loss):
 
     functions = ("nn.functional.cosine_embedding_loss", "cosine_embedding_loss")
 
-    def signature(input1: Tensor, input2: Tensor, target: Tensor, margin=0.0, size_average=None, reduce=None, reduction="mean"): ...
+    def signature(
+        input1: Tensor, input2: Tensor, target: Tensor, margin=0.0, size_average=None, reduce=None, reduction="mean"
+    ): ...
 
     def body(x, y, target, margin, size_average, reduce, reduction):
         ops, reduction = REGISTRY, chosen("cosine_embedding_loss", size_average, reduce, reduction)
         if target.spec.ndim not in (0, 1):
-            raise RuntimeError(f"cosine_embedding_loss: 0D or 1D target tensor expected, multi-target not supported, got {list(target.spec.shape)}.")
+            raise RuntimeError(
+                f"cosine_embedding_loss: 0D or 1D target tensor expected, multi-target not supported, got {list(target.spec.shape)}."
+            )
         if target.spec.ndim == 1 and not x.spec.ndim == y.spec.ndim == 2:
-            raise RuntimeError(f"cosine_embedding_loss: 1D target tensor expects 2D input tensors, but found inputs with sizes {list(x.spec.shape)} and "
-                               f"{list(y.spec.shape)}.")
+            raise RuntimeError(
+                f"cosine_embedding_loss: 1D target tensor expects 2D input tensors, but found inputs with sizes {list(x.spec.shape)} and "
+                f"{list(y.spec.shape)}."
+            )
         if target.spec.ndim == 0 and not x.spec.ndim == y.spec.ndim == 1:
-            raise RuntimeError(f"cosine_embedding_loss: 0D target tensor expects 1D input tensors, but found inputs with sizes {list(x.spec.shape)} and "
-                               f"{list(y.spec.shape)}.")
+            raise RuntimeError(
+                f"cosine_embedding_loss: 0D target tensor expects 1D input tensors, but found inputs with sizes {list(x.spec.shape)} and "
+                f"{list(y.spec.shape)}."
+            )
         dim, eps = target.spec.ndim, 1e-12
         dot = ops["sum"](ops["mul"](x, y), dim, False)
         squares = [ops["add"](ops["sum"](ops["square"](v), dim, False), eps) for v in (x, y)]
@@ -156,14 +170,26 @@ class triplet_margin_loss(Loss):
 
     functions = ("nn.functional.triplet_margin_loss", "triplet_margin_loss")
 
-    def signature(anchor: Tensor, positive: Tensor, negative: Tensor, margin=1.0, p=2, eps=1e-6, swap=False, size_average=None, reduce=None,
-                  reduction="mean"): ...
+    def signature(
+        anchor: Tensor,
+        positive: Tensor,
+        negative: Tensor,
+        margin=1.0,
+        p=2,
+        eps=1e-6,
+        swap=False,
+        size_average=None,
+        reduce=None,
+        reduction="mean",
+    ): ...
 
     def body(anchor, positive, negative, margin, p, eps, swap, size_average, reduce, reduction):
         ops, reduction = REGISTRY, chosen("triplet_margin_loss", size_average, reduce, reduction)
         if not anchor.spec.ndim == positive.spec.ndim == negative.spec.ndim:
-            raise RuntimeError(f"triplet_margin_loss: The anchor, positive, and negative tensors are expected to have the same number of dimensions, but got: "
-                               f"anchor {anchor.spec.ndim}D, positive {positive.spec.ndim}D, and negative {negative.spec.ndim}D inputs.")
+            raise RuntimeError(
+                f"triplet_margin_loss: The anchor, positive, and negative tensors are expected to have the same number of dimensions, but got: "
+                f"anchor {anchor.spec.ndim}D, positive {positive.spec.ndim}D, and negative {negative.spec.ndim}D inputs."
+            )
         if margin <= 0:
             raise ValueError(f"triplet_margin_loss: margin must be greater than 0, got {margin}.")
         near, far = pairwise_distance(anchor, positive, p, eps), pairwise_distance(anchor, negative, p, eps)
@@ -171,7 +197,18 @@ class triplet_margin_loss(Loss):
             far = ops["minimum"](far, pairwise_distance(positive, negative, p, eps))
         return reduced(zero_below(ops["add"](ops["sub"](near, far), margin)), reduction)
 
-    def reference(anchor, positive, negative, margin=1.0, p=2, eps=1e-6, swap=False, size_average=None, reduce=None, reduction="mean"):
+    def reference(
+        anchor,
+        positive,
+        negative,
+        margin=1.0,
+        p=2,
+        eps=1e-6,
+        swap=False,
+        size_average=None,
+        reduce=None,
+        reduction="mean",
+    ):
         near, far = (np.linalg.norm(anchor - x + eps, p, -1) for x in (positive, negative))
         if swap:
             far = np.minimum(far, np.linalg.norm(positive - negative + eps, p, -1))

@@ -29,8 +29,8 @@ class _Batch:
         self.labels = np.full((samples, 2 * longest + 1), blank, np.int64)
         starts = np.concatenate([[0], np.cumsum(self.lengths)[:-1]]) if targets.ndim == 1 else None
         for n, count in enumerate(self.lengths):
-            line = targets[starts[n]:starts[n] + count] if targets.ndim == 1 else targets[n, :count]
-            self.labels[n, 1:2 * count + 1:2] = line
+            line = targets[starts[n] : starts[n] + count] if targets.ndim == 1 else targets[n, :count]
+            self.labels[n, 1 : 2 * count + 1 : 2] = line
         skips = np.zeros(self.labels.shape, bool)
         skips[:, 2:] = (self.labels[:, 2:] != blank) & (self.labels[:, 2:] != self.labels[:, :-2])
         self.skips, self.samples = skips, np.arange(samples)
@@ -108,7 +108,9 @@ def check_ctc(log_probs: Spec, targets: Spec, input_lengths: Spec, target_length
     _, samples, classes = log_probs.shape
     for what, s in (("input_lengths", input_lengths), ("target_lengths", target_lengths)):
         if tuple(s.shape) != (samples,):
-            raise RuntimeError(f"ctc_loss: {what} must be of size batch_size, got {list(s.shape)} for {samples} samples.")
+            raise RuntimeError(
+                f"ctc_loss: {what} must be of size batch_size, got {list(s.shape)} for {samples} samples."
+            )
     if not 0 <= blank < classes:
         raise RuntimeError(f"ctc_loss: blank must be in label range [0, {classes}), got {blank}.")
     if targets.dtype.kind not in "iu":
@@ -124,7 +126,15 @@ class ctc_gradient(External):
     functions = ()
     methods = ()
 
-    def signature(g: Tensor, log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, blank=0, zero_infinity=False): ...
+    def signature(
+        g: Tensor,
+        log_probs: Tensor,
+        targets: Tensor,
+        input_lengths: Tensor,
+        target_lengths: Tensor,
+        blank=0,
+        zero_infinity=False,
+    ): ...
 
     def meta(op, g, log_probs, targets, input_lengths, target_lengths, blank, zero_infinity):
         return Spec.of(log_probs.shape, log_probs.dtype, log_probs.device)
@@ -134,7 +144,9 @@ class ctc_gradient(External):
 
     def batch(size, dims, g, *args):
         log_probs, *rest = merged_samples(size, dims[1:5], *args[:4])
-        found = ctc_gradient(REGISTRY["reshape"](front(g, dims[0], size), (log_probs.spec.shape[1],)), log_probs, *rest, *args[4:])
+        found = ctc_gradient(
+            REGISTRY["reshape"](front(g, dims[0], size), (log_probs.spec.shape[1],)), log_probs, *rest, *args[4:]
+        )
         frames, samples, classes = found.spec.shape
         return REGISTRY["reshape"](found, (frames, size, samples // size, classes)), 1
 
@@ -174,7 +186,9 @@ class ctc_terms(External):
     methods = ()
     prepared = normalised
 
-    def signature(log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, blank=0, zero_infinity=False): ...
+    def signature(
+        log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, blank=0, zero_infinity=False
+    ): ...
 
     def meta(op, log_probs, targets, input_lengths, target_lengths, blank, zero_infinity):
         check_ctc(log_probs, targets, input_lengths, target_lengths, blank)
@@ -192,7 +206,12 @@ class ctc_terms(External):
         return REGISTRY["reshape"](found, (size, found.spec.shape[0] // size)), 0
 
     def vjp(g, out, log_probs, targets, input_lengths, target_lengths, blank, zero_infinity):
-        return ctc_gradient(g, log_probs, targets, input_lengths, target_lengths, blank, zero_infinity), None, None, None
+        return (
+            ctc_gradient(g, log_probs, targets, input_lengths, target_lengths, blank, zero_infinity),
+            None,
+            None,
+            None,
+        )
 
     def reference(log_probs, targets, input_lengths, target_lengths, blank=0, zero_infinity=False):
         return ctc_values(log_probs, targets, input_lengths, target_lengths, blank, zero_infinity)
@@ -209,7 +228,15 @@ class ctc_loss(Composite):
     methods = ()
     prepared = normalised
 
-    def signature(log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, blank=0, reduction="mean", zero_infinity=False): ...
+    def signature(
+        log_probs: Tensor,
+        targets: Tensor,
+        input_lengths: Tensor,
+        target_lengths: Tensor,
+        blank=0,
+        reduction="mean",
+        zero_infinity=False,
+    ): ...
 
     def body(log_probs, targets, input_lengths, target_lengths, blank, reduction, zero_infinity):
         ops, reduction = REGISTRY, chosen("ctc_loss", None, None, reduction)
@@ -226,7 +253,13 @@ class ctc_loss(Composite):
 
     def reference(log_probs, targets, input_lengths, target_lengths, blank=0, reduction="mean", zero_infinity=False):
         found = ctc_values(log_probs, targets, input_lengths, target_lengths, blank, zero_infinity)
-        return (found / np.maximum(target_lengths, 1)).mean() if reduction == "mean" else found.sum() if reduction == "sum" else found
+        return (
+            (found / np.maximum(target_lengths, 1)).mean()
+            if reduction == "mean"
+            else found.sum()
+            if reduction == "sum"
+            else found
+        )
 
     def samples(t):
         yield case(*ctc_sample(t))

@@ -100,7 +100,10 @@ class masked_amax(Masked):
     functions = ("masked.amax",)
 
     def body(input, dim, keepdim, dtype, mask):
-        return as_dtype(REGISTRY["amax"](filled(input, mask, lowest(input.spec.dtype)), () if dim is None else dim, bool(keepdim)), dtype)
+        return as_dtype(
+            REGISTRY["amax"](filled(input, mask, lowest(input.spec.dtype)), () if dim is None else dim, bool(keepdim)),
+            dtype,
+        )
 
     def reference(x, dim=None, *, keepdim=False, dtype=None, mask=None):
         return np.max(numpy_filled(x, mask, -np.inf), axis=numpy_dim(dim), keepdims=keepdim)
@@ -113,7 +116,10 @@ class masked_amin(Masked):
     functions = ("masked.amin",)
 
     def body(input, dim, keepdim, dtype, mask):
-        return as_dtype(REGISTRY["amin"](filled(input, mask, highest(input.spec.dtype)), () if dim is None else dim, bool(keepdim)), dtype)
+        return as_dtype(
+            REGISTRY["amin"](filled(input, mask, highest(input.spec.dtype)), () if dim is None else dim, bool(keepdim)),
+            dtype,
+        )
 
     def reference(x, dim=None, *, keepdim=False, dtype=None, mask=None):
         return np.min(numpy_filled(x, mask, np.inf), axis=numpy_dim(dim), keepdims=keepdim)
@@ -132,7 +138,10 @@ class masked_argmax(MaskedPosition):
     functions = ("masked.argmax",)
 
     def body(input, dim, keepdim, dtype, mask):
-        return as_dtype(REGISTRY["argmax"](filled(input, mask, lowest(input.spec.dtype)), dim, bool(keepdim)), dtype or input.spec.dtype)
+        return as_dtype(
+            REGISTRY["argmax"](filled(input, mask, lowest(input.spec.dtype)), dim, bool(keepdim)),
+            dtype or input.spec.dtype,
+        )
 
     def reference(x, dim=None, *, keepdim=False, dtype=None, mask=None):
         return np.argmax(numpy_filled(x, mask, -np.inf), axis=dim, keepdims=keepdim)
@@ -145,7 +154,10 @@ class masked_argmin(MaskedPosition):
     functions = ("masked.argmin",)
 
     def body(input, dim, keepdim, dtype, mask):
-        return as_dtype(REGISTRY["argmin"](filled(input, mask, highest(input.spec.dtype)), dim, bool(keepdim)), dtype or input.spec.dtype)
+        return as_dtype(
+            REGISTRY["argmin"](filled(input, mask, highest(input.spec.dtype)), dim, bool(keepdim)),
+            dtype or input.spec.dtype,
+        )
 
     def reference(x, dim=None, *, keepdim=False, dtype=None, mask=None):
         return np.argmin(numpy_filled(x, mask, np.inf), axis=dim, keepdims=keepdim)
@@ -168,7 +180,11 @@ class masked_mean(Masked):
         d = dtype or input.spec.dtype
         if not d.is_inexact:
             raise ValueError(
-                message("masked.mean", "could not infer output dtype: dtype must be either a floating point or complex dtype", d.name)
+                message(
+                    "masked.mean",
+                    "could not infer output dtype: dtype must be either a floating point or complex dtype",
+                    d.name,
+                )
             )
         total = REGISTRY["sum"](wide(filled(input, mask, 0)), dim, bool(keepdim), dtype=None if d.itemsize == 2 else d)
         count = held(input, mask, dim, bool(keepdim))
@@ -179,13 +195,24 @@ class masked_mean(Masked):
         return as_dtype(REGISTRY["true_divide"](total, count), d)
 
     def reference(x, dim=None, *, keepdim=False, dtype=None, mask=None):
-        return np.mean(x, axis=numpy_dim(dim), keepdims=keepdim, where=True if mask is None else np.broadcast_to(mask, x.shape))
+        return np.mean(
+            x, axis=numpy_dim(dim), keepdims=keepdim, where=True if mask is None else np.broadcast_to(mask, x.shape)
+        )
 
 
 class MaskedMoment(Masked):
     """Variance or its root. Parameters: input, dim, unbiased, correction, keepdim, dtype, mask."""
 
-    def signature(input: Tensor, dim=None, unbiased=None, *, correction=None, keepdim=False, dtype=None, mask: OptionalTensor = None): ...
+    def signature(
+        input: Tensor,
+        dim=None,
+        unbiased=None,
+        *,
+        correction=None,
+        keepdim=False,
+        dtype=None,
+        mask: OptionalTensor = None,
+    ): ...
 
 
 def masked_variance(input, dim, unbiased, correction, keepdim, dtype, mask):
@@ -255,7 +282,9 @@ class masked_logsumexp(Masked):
     def body(input, dim, keepdim, dtype, mask):
         start = float("-inf") if input.spec.dtype.is_complex else lowest(input.spec.dtype)
         dims = canonical_dims("masked.logsumexp", dim, input.spec.ndim)
-        return as_dtype(REGISTRY["logsumexp"](filled(input, mask, start), dims, bool(keepdim)), dtype or input.spec.dtype)
+        return as_dtype(
+            REGISTRY["logsumexp"](filled(input, mask, start), dims, bool(keepdim)), dtype or input.spec.dtype
+        )
 
     def reference(x, dim=None, *, keepdim=False, dtype=None, mask=None):
         return np.log(np.sum(np.exp(numpy_filled(x, mask, -np.inf)), axis=numpy_dim(dim), keepdims=keepdim))
@@ -272,7 +301,11 @@ class masked_norm(Composite):
 
     def body(input, ord, dim, keepdim, dtype, mask):
         return vector_norm(
-            filled(input, mask, float("inf") if ord == float("-inf") else 0), 2.0 if ord is None else ord, dim, bool(keepdim), dtype=dtype
+            filled(input, mask, float("inf") if ord == float("-inf") else 0),
+            2.0 if ord is None else ord,
+            dim,
+            bool(keepdim),
+            dtype=dtype,
         )
 
     def reference(x, ord=2.0, dim=None, *, keepdim=False, dtype=None, mask=None):
@@ -433,7 +466,14 @@ class masked_logaddexp(Composite):
     functions = ("masked.logaddexp",)
     methods = ()
 
-    def signature(input: Tensor, other: Tensor, *, dtype=None, input_mask: OptionalTensor = None, other_mask: OptionalTensor = None): ...
+    def signature(
+        input: Tensor,
+        other: Tensor,
+        *,
+        dtype=None,
+        input_mask: OptionalTensor = None,
+        other_mask: OptionalTensor = None,
+    ): ...
 
     def body(input, other, dtype, input_mask, other_mask):
         low = float("-inf")

@@ -13,7 +13,7 @@ from flambeau.base.lazy import np
 from flambeau.core.dtype import bfloat16, bool_, float16, float32
 from flambeau.core.layout import broadcast_shapes, expand_strides, view_strides
 from flambeau.core.spec import Spec
-from flambeau.ir.kinds import Composite, Pointwise, Template, common_device
+from flambeau.ir.kinds import Composite, Template, common_device
 from flambeau.ir.op import REGISTRY, declare
 from flambeau.operators.batched import aligned, element_ndim
 from flambeau.operators.rules import case, sum_to
@@ -28,10 +28,14 @@ def check_types(name: str, *specs: Spec) -> None:
     first = specs[0].dtype
     for s in specs[1:]:
         if s.dtype is not first:
-            raise RuntimeError(f"{name}: operands must have one dtype (expected m1 and m2 to have the same dtype), got "
-                               f"{' and '.join(x.dtype.name for x in specs)}. Convert one with .to().")
+            raise RuntimeError(
+                f"{name}: operands must have one dtype (expected m1 and m2 to have the same dtype), got "
+                f"{' and '.join(x.dtype.name for x in specs)}. Convert one with .to()."
+            )
     if first is bool_:
-        raise RuntimeError(f"{name}: bool products are not implemented for 'Bool'. Convert the operands, with .int() for instance.")
+        raise RuntimeError(
+            f"{name}: bool products are not implemented for 'Bool'. Convert the operands, with .int() for instance."
+        )
 
 
 def adjoint(x):
@@ -75,12 +79,21 @@ class matrix_product(Template):
         batch = broadcast_shapes("matmul", a.shape[:-2], b.shape[:-2])
         check_types("matmul", *((a, b) if bias is None else (a, b, bias)))
         dtype = float32 if wide and a.dtype in NARROW else a.dtype
-        return Spec.of((*batch, a.shape[-2], b.shape[-1]), dtype, common_device("matmul", [x for x in (a, b, bias) if x is not None]))
+        return Spec.of(
+            (*batch, a.shape[-2], b.shape[-1]),
+            dtype,
+            common_device("matmul", [x for x in (a, b, bias) if x is not None]),
+        )
 
     def lower(op, target, threads, a, b, bias, wide):
         batch = broadcast_shapes("matmul", a.shape[:-2], b.shape[:-2])
         return gemm(
-            a.shape[-2], b.shape[-1], a.shape[-1], a.strides[-2:], b.strides[-2:], a.dtype,
+            a.shape[-2],
+            b.shape[-1],
+            a.shape[-1],
+            a.strides[-2:],
+            b.strides[-2:],
+            a.dtype,
             batch=batch,
             a_batch_strides=expand_strides(a.shape[:-2], a.strides[:-2], batch),
             b_batch_strides=expand_strides(b.shape[:-2], b.strides[:-2], batch),
@@ -91,7 +104,9 @@ class matrix_product(Template):
 
     def batch(size, dims, a, b, bias, wide):
         longest = max(element_ndim(a, dims[0]), element_ndim(b, dims[1]))
-        found = matrix_product(aligned(a, dims[0], longest), aligned(b, dims[1], longest), bias if dims[2] is None else None, wide)
+        found = matrix_product(
+            aligned(a, dims[0], longest), aligned(b, dims[1], longest), bias if dims[2] is None else None, wide
+        )
         if bias is not None and dims[2] is not None:
             line = REGISTRY["reshape"](bias, (size, *(1,) * (longest - 1), bias.spec.shape[1]))
             found = REGISTRY["add"](found, line)
@@ -136,22 +151,28 @@ def bias_gradient(g, bias):
 def matmul_meta(op, a, b):
     """Shape rule of `matmul`: 1-d operands are a row or a column whose dim is dropped again."""
     if a.ndim == 0 or b.ndim == 0:
-        raise RuntimeError(f"matmul: both arguments to matmul need to be at least 1D, but they are {a.ndim}D and {b.ndim}D, got a {shown(a)}, "
-                           f"b {shown(b)}. Use * for products with numbers.")
+        raise RuntimeError(
+            f"matmul: both arguments to matmul need to be at least 1D, but they are {a.ndim}D and {b.ndim}D, got a {shown(a)}, "
+            f"b {shown(b)}. Use * for products with numbers."
+        )
     check_types("matmul", a, b)
     inner, depth = a.shape[-1], b.shape[-2 if b.ndim > 1 else 0]
     if inner != depth:
         raise RuntimeError(depth_error("matmul", a, b, inner, depth))
     batch = broadcast_shapes("matmul", a.shape[:-2], b.shape[:-2])
-    return Spec.of((*batch, *a.shape[-2:-1], *(b.shape[-1:] if b.ndim > 1 else ())), a.dtype, common_device("matmul", [a, b]))
+    return Spec.of(
+        (*batch, *a.shape[-2:-1], *(b.shape[-1:] if b.ndim > 1 else ())), a.dtype, common_device("matmul", [a, b])
+    )
 
 
 def depth_error(name: str, a: Spec, b: Spec, inner: int, depth: int) -> str:
     which = "second-to-last" if b.ndim > 1 else "last"
     rows = 1 if a.ndim == 1 else a.shape[-2]
     across = b.shape[-1] if b.ndim > 1 else 1
-    text = (f"{name}: last dim of a ({inner}) must equal {which} dim of b ({depth}), got a {shown(a)}, b {shown(b)} "
-            f"(mat1 and mat2 shapes cannot be multiplied ({rows}x{inner} and {depth}x{across})).")
+    text = (
+        f"{name}: last dim of a ({inner}) must equal {which} dim of b ({depth}), got a {shown(a)}, b {shown(b)} "
+        f"(mat1 and mat2 shapes cannot be multiplied ({rows}x{inner} and {depth}x{across}))."
+    )
     if b.ndim > 1 and inner == b.shape[-1]:
         return text + " Did you mean a @ b.mT?"
     if a.ndim > 1 and a.shape[-2] == depth:
@@ -200,7 +221,9 @@ class matmul(Composite):
         yield case(t(2, 3, 4), t(4, 5))
         yield case(t(2, 1, 3, 4), t(5, 4, 2))
         yield case(t(2, 0), t(0, 3))
-        yield case(t(2, 3, 4), t(6, 4), raises=(RuntimeError, r"last dim of a \(4\) must equal second-to-last dim of b \(6\)"))
+        yield case(
+            t(2, 3, 4), t(6, 4), raises=(RuntimeError, r"last dim of a \(4\) must equal second-to-last dim of b \(6\)")
+        )
         yield case(t(), t(3), raises=(RuntimeError, "at least 1D"))
 
 
@@ -246,8 +269,10 @@ def check_bmm(name: str, a: Spec, b: Spec) -> None:
     check_rank(name, "batch2", b, 3, "3D tensor")
     check_types(name, a, b)
     if a.shape[0] != b.shape[0] or a.shape[2] != b.shape[1]:
-        raise RuntimeError(f"{name}: batch1 [b, m, k] must go with batch2 [b, k, n], got {shown(a)} and {shown(b)}. Expected size for first two "
-                           f"dimensions of batch2 tensor to be: [{a.shape[0]}, {a.shape[2]}] but got: [{b.shape[0]}, {b.shape[1]}].")
+        raise RuntimeError(
+            f"{name}: batch1 [b, m, k] must go with batch2 [b, k, n], got {shown(a)} and {shown(b)}. Expected size for first two "
+            f"dimensions of batch2 tensor to be: [{a.shape[0]}, {a.shape[2]}] but got: [{b.shape[0]}, {b.shape[1]}]."
+        )
 
 
 @declare
@@ -320,12 +345,16 @@ class mv(Composite):
 
 def check_mv(name: str, a: Spec, v: Spec) -> None:
     if a.ndim != 2 or v.ndim != 1:
-        raise RuntimeError(f"{name}: a matrix and a vector are expected (vector + matrix @ vector expected), got {shown(a)} and {shown(v)}. "
-                           f"Use matmul for other ranks.")
+        raise RuntimeError(
+            f"{name}: a matrix and a vector are expected (vector + matrix @ vector expected), got {shown(a)} and {shown(v)}. "
+            f"Use matmul for other ranks."
+        )
     check_types(name, a, v)
     if a.shape[1] != v.shape[0]:
-        raise RuntimeError(f"{name}: size mismatch: columns of the matrix ({a.shape[1]}) must equal the length of the vector ({v.shape[0]}), got mat "
-                           f"({a.shape[0]}x{a.shape[1]}), vec ({v.shape[0]}). Did you mean the transposed matrix?")
+        raise RuntimeError(
+            f"{name}: size mismatch: columns of the matrix ({a.shape[1]}) must equal the length of the vector ({v.shape[0]}), got mat "
+            f"({a.shape[0]}x{a.shape[1]}), vec ({v.shape[0]}). Did you mean the transposed matrix?"
+        )
 
 
 class InnerProduct(Composite):
@@ -335,15 +364,21 @@ class InnerProduct(Composite):
 
     def meta(op, a, b):
         if a.ndim != 1 or b.ndim != 1:
-            raise RuntimeError(f"{op.name}: 1D tensors expected, but got {a.ndim}D and {b.ndim}D tensors, of shapes {shown(a)} and {shown(b)}. "
-                               f"Use matmul, or flatten() them.")
+            raise RuntimeError(
+                f"{op.name}: 1D tensors expected, but got {a.ndim}D and {b.ndim}D tensors, of shapes {shown(a)} and {shown(b)}. "
+                f"Use matmul, or flatten() them."
+            )
         if a.dtype is not b.dtype:
-            raise RuntimeError(f"{op.name}: expected both vectors to have same dtype, but found {a.dtype.name} and {b.dtype.name}, got two dtypes. Convert "
-                               f"one with .to().")
+            raise RuntimeError(
+                f"{op.name}: expected both vectors to have same dtype, but found {a.dtype.name} and {b.dtype.name}, got two dtypes. Convert "
+                f"one with .to()."
+            )
         check_types(op.name, a, b)
         if a.shape != b.shape:
-            raise RuntimeError(f"{op.name}: inconsistent tensor size, expected tensor {shown(a)} and src {shown(b)} to have the same number of elements, "
-                               f"but got {a.numel} and {b.numel} elements respectively. Slice one of them.")
+            raise RuntimeError(
+                f"{op.name}: inconsistent tensor size, expected tensor {shown(a)} and src {shown(b)} to have the same number of elements, "
+                f"but got {a.numel} and {b.numel} elements respectively. Slice one of them."
+            )
         return Spec.of((), a.dtype, common_device(op.name, [a, b]))
 
 
@@ -397,14 +432,20 @@ class vecdot(Composite):
 
     def meta(op, x, y, dim):
         if x.dtype is not y.dtype:
-            raise RuntimeError(f"vecdot: operands must have one dtype, got {x.dtype.name} and {y.dtype.name}. Convert one with .to().")
+            raise RuntimeError(
+                f"vecdot: operands must have one dtype, got {x.dtype.name} and {y.dtype.name}. Convert one with .to()."
+            )
         if not x.dtype.is_inexact:
-            raise RuntimeError(f"vecdot: expected a floating point or complex tensor as input, got {x.dtype.name}. Convert it with .float().")
+            raise RuntimeError(
+                f"vecdot: expected a floating point or complex tensor as input, got {x.dtype.name}. Convert it with .float()."
+            )
         shape = broadcast_shapes("vecdot", x.shape, y.shape)
         if not -len(shape) <= dim < max(len(shape), 1):
-            raise IndexError(f"vecdot: dim must be in [{-len(shape)}, {len(shape) - 1}], got {dim} (Dimension out of range).")
+            raise IndexError(
+                f"vecdot: dim must be in [{-len(shape)}, {len(shape) - 1}], got {dim} (Dimension out of range)."
+            )
         dim %= max(len(shape), 1)
-        return Spec.of(shape[:dim] + shape[dim + 1:], x.dtype, common_device("vecdot", [x, y]))
+        return Spec.of(shape[:dim] + shape[dim + 1 :], x.dtype, common_device("vecdot", [x, y]))
 
     def body(x, y, dim):
         return sum_of_products(x.conj() if x.spec.dtype.is_complex else x, y, dim)
@@ -430,12 +471,16 @@ class outer(Composite):
 
     def body(a, b):
         if a.spec.ndim != 1 or b.spec.ndim != 1:
-            raise RuntimeError(f"outer: Expected 1-D arguments (self and vec2), got {a.spec.ndim}-D and {b.spec.ndim}-D. Flatten them first.")
+            raise RuntimeError(
+                f"outer: Expected 1-D arguments (self and vec2), got {a.spec.ndim}-D and {b.spec.ndim}-D. Flatten them first."
+            )
         return REGISTRY["mul"](REGISTRY["reshape"](a, (a.spec.shape[0], 1)), b)
 
     def meta(op, a, b):
         if a.ndim != 1 or b.ndim != 1:
-            raise RuntimeError(f"outer: Expected 1-D arguments (self and vec2), got {a.ndim}-D and {b.ndim}-D. Flatten them first.")
+            raise RuntimeError(
+                f"outer: Expected 1-D arguments (self and vec2), got {a.ndim}-D and {b.ndim}-D. Flatten them first."
+            )
         product = REGISTRY["mul"]
         return product.rules.meta(product, Spec.of((a.shape[0], 1), a.dtype, a.device), b)
 
@@ -459,7 +504,9 @@ class inner(Composite):
         if a.ndim == 0 or b.ndim == 0:
             return Spec.of(broadcast_shapes("inner", a.shape, b.shape), a.dtype, common_device("inner", [a, b]))
         if a.shape[-1] != b.shape[-1]:
-            raise RuntimeError(f"inner: the last dimension must match on both input tensors, got {shown(a)} and {shown(b)}. Transpose one of them.")
+            raise RuntimeError(
+                f"inner: the last dimension must match on both input tensors, got {shown(a)} and {shown(b)}. Transpose one of them."
+            )
         return Spec.of((*a.shape[:-1], *b.shape[:-1]), a.dtype, common_device("inner", [a, b]))
 
     def body(a, b):

@@ -83,8 +83,10 @@ def check_scales(name: str, dtype, beta, alpha) -> None:
     for what, x in (("beta", beta), ("alpha", alpha)):
         kind = x.type if isinstance(x, NumberSpec) else type(x)
         if not dtype.is_complex and kind is complex:
-            raise RuntimeError(f"{name}: For non-complex input tensors, argument {what} must not be a complex number, got complex for {dtype.name}. "
-                               f"Convert the tensors.")
+            raise RuntimeError(
+                f"{name}: For non-complex input tensors, argument {what} must not be a complex number, got complex for {dtype.name}. "
+                f"Convert the tensors."
+            )
 
 
 def added_meta(name: str, input: Spec, shape: tuple, others: tuple, beta, alpha) -> Spec:
@@ -92,8 +94,10 @@ def added_meta(name: str, input: Spec, shape: tuple, others: tuple, beta, alpha)
     check_types(name, input, *others)
     check_scales(name, input.dtype, beta, alpha)
     if broadcast_shapes(name, input.shape, shape) != tuple(shape):
-        raise RuntimeError(f"{name}: input {shown(input)} must broadcast to the product's shape {list(shape)} (The expanded size of the tensor must match "
-                           f"the existing size). Reshape it.")
+        raise RuntimeError(
+            f"{name}: input {shown(input)} must broadcast to the product's shape {list(shape)} (The expanded size of the tensor must match "
+            f"the existing size). Reshape it."
+        )
     return Spec.of(shape, input.dtype, common_device(name, [input, *others]))
 
 
@@ -222,9 +226,13 @@ class addr(Added):
 
     def meta(op, input, v, w, beta, alpha):
         if v.ndim != 1 or w.ndim != 1:
-            raise RuntimeError(f"addr: Expected 1-D argument vec1 and vec2, got {v.ndim}-D and {w.ndim}-D. Flatten them.")
+            raise RuntimeError(
+                f"addr: Expected 1-D argument vec1 and vec2, got {v.ndim}-D and {w.ndim}-D. Flatten them."
+            )
         common = REGISTRY["mul"].rules
-        dtype = common.meta(REGISTRY["mul"], common.meta(REGISTRY["mul"], input, Spec.of((1,), v.dtype)), Spec.of((1,), w.dtype)).dtype
+        dtype = common.meta(
+            REGISTRY["mul"], common.meta(REGISTRY["mul"], input, Spec.of((1,), v.dtype)), Spec.of((1,), w.dtype)
+        ).dtype
         check_scales("addr", dtype, beta, alpha)
         shape = (v.shape[0], w.shape[0])
         if broadcast_shapes("addr", input.shape, shape) != shape:
@@ -238,7 +246,11 @@ class addr(Added):
             input = REGISTRY["to_dtype"](input, both)
         if product.spec.dtype is not both:
             product = REGISTRY["to_dtype"](product, both)
-        return logical_addr(input, product, beta) if both.name == "bool" else scaled_sum(input, product, beta=beta, alpha=alpha)
+        return (
+            logical_addr(input, product, beta)
+            if both.name == "bool"
+            else scaled_sum(input, product, beta=beta, alpha=alpha)
+        )
 
     def reference(input, v, w, *, beta=1, alpha=1):
         return (0 if beta == 0 else beta * input) + alpha * np.outer(v, w)
@@ -269,14 +281,18 @@ class linear(Composite):
 
     def meta(op, x, w, bias):
         if w.ndim not in (1, 2) or x.ndim == 0:
-            raise RuntimeError(f"linear: weight must be [n, k] or [k] and input at least 1D, got input {shown(x)}, weight {shown(w)}. Reshape one.")
+            raise RuntimeError(
+                f"linear: weight must be [n, k] or [k] and input at least 1D, got input {shown(x)}, weight {shown(w)}. Reshape one."
+            )
         check_types("linear", *(s for s in (x, w, bias) if s is not None))
         if x.shape[-1] != w.shape[-1]:
             turned = Spec.of(w.shape[::-1], w.dtype, w.device)
             raise RuntimeError(depth_error("linear", x, turned, x.shape[-1], w.shape[-1]))
         shape = (*x.shape[:-1], *w.shape[:-1])
         if bias is not None and broadcast_shapes("linear", bias.shape, shape) != shape:
-            raise RuntimeError(f"linear: bias {shown(bias)} must broadcast to the result {list(shape)}. Its size must be that of weight's first dim.")
+            raise RuntimeError(
+                f"linear: bias {shown(bias)} must broadcast to the result {list(shape)}. Its size must be that of weight's first dim."
+            )
         return Spec.of(shape, x.dtype, common_device("linear", [s for s in (x, w, bias) if s is not None]))
 
     def body(x, w, bias):
@@ -295,8 +311,11 @@ class linear(Composite):
     def vjp(g, out, x, w, bias):
         if w.spec.ndim == 1:
             wide = REGISTRY["reshape"](g, (*g.spec.shape, 1))
-            return (sum_to(REGISTRY["mul"](wide, conjugate(w)), x), sum_to(REGISTRY["mul"](wide, conjugate(x)), w),
-                    None if bias is None else sum_to(g, bias))
+            return (
+                sum_to(REGISTRY["mul"](wide, conjugate(w)), x),
+                sum_to(REGISTRY["mul"](wide, conjugate(x)), w),
+                None if bias is None else sum_to(g, bias),
+            )
         if x.spec.ndim == 1:
             rows, xs = REGISTRY["reshape"](g, (1, g.spec.shape[0])), REGISTRY["reshape"](x, (1, x.spec.shape[0]))
         else:
@@ -337,13 +356,19 @@ class bilinear(Composite):
 
     def meta(op, x, y, w, bias):
         if x.ndim != y.ndim or x.shape[:-1] != y.shape[:-1]:
-            raise RuntimeError(f"bilinear: input dimensions do not match: inputs must agree in all dims but the last, got {shown(x)} and {shown(y)}. "
-                               f"Expand one of them.")
+            raise RuntimeError(
+                f"bilinear: input dimensions do not match: inputs must agree in all dims but the last, got {shown(x)} and {shown(y)}. "
+                f"Expand one of them."
+            )
         if w.ndim != 3 or x.shape[-1] != w.shape[1] or y.shape[-1] != w.shape[2]:
-            raise RuntimeError(f"bilinear: weight must be [n, {x.shape[-1]}, {y.shape[-1]}] for these inputs (input size does not match weight size), got "
-                               f"{shown(w)}. Reorder its dims.")
+            raise RuntimeError(
+                f"bilinear: weight must be [n, {x.shape[-1]}, {y.shape[-1]}] for these inputs (input size does not match weight size), got "
+                f"{shown(w)}. Reorder its dims."
+            )
         if bias is not None and tuple(bias.shape) != tuple(w.shape[:1]):
-            raise RuntimeError(f"bilinear: bias size does not match weight size: bias must be [{w.shape[0]}], got {shown(bias)}. Reshape it.")
+            raise RuntimeError(
+                f"bilinear: bias size does not match weight size: bias must be [{w.shape[0]}], got {shown(bias)}. Reshape it."
+            )
         check_types("bilinear", *(s for s in (x, y, w, bias) if s is not None))
         return Spec.of((*x.shape[:-1], w.shape[0]), x.dtype, common_device("bilinear", [x, y, w]))
 
@@ -351,7 +376,9 @@ class bilinear(Composite):
         n, i, j = w.spec.shape
         xs, ys = flat_rows(x) if x.spec.ndim > 1 else as_row(x), flat_rows(y) if y.spec.ndim > 1 else as_row(y)
         rows = xs.spec.shape[0]
-        right = matrix_product(ys, REGISTRY["transpose"](REGISTRY["reshape"](w, (n * i, j)), 0, 1), None, True)  # [rows, n * i]
+        right = matrix_product(
+            ys, REGISTRY["transpose"](REGISTRY["reshape"](w, (n * i, j)), 0, 1), None, True
+        )  # [rows, n * i]
         column = REGISTRY["reshape"](xs, (rows, i, 1))
         if column.spec.dtype is not right.spec.dtype:
             column = REGISTRY["to_dtype"](column, right.spec.dtype)

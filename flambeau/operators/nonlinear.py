@@ -120,10 +120,14 @@ class hardtanh(Real):
 
     def meta(op, input, min_val, max_val):
         if min_val > max_val:
-            raise ValueError(f"hardtanh: min_val cannot be greater than max_val, got {min_val} and {max_val}. Swap them.")
+            raise ValueError(
+                f"hardtanh: min_val cannot be greater than max_val, got {min_val} and {max_val}. Swap them."
+            )
         if input.dtype.kind == "u" and (min_val < 0 or max_val < 0):
-            raise RuntimeError(f"hardtanh: cannot do hardtanh on an unsigned type with negative limits, got {min_val} and {max_val}. "
-                               f"Use limits of at least 0.")
+            raise RuntimeError(
+                f"hardtanh: cannot do hardtanh on an unsigned type with negative limits, got {min_val} and {max_val}. "
+                f"Use limits of at least 0."
+            )
         return Elementwise.meta(op, input, min_val, max_val)
 
     def lower(k, x, low, high):
@@ -227,7 +231,9 @@ class softshrink(Activation):
 
     def meta(op, input, lambd):
         if lambd < 0:
-            raise RuntimeError(f"softshrink: lambda must be greater or equal to 0, but found to be {lambd}. Give its magnitude.")
+            raise RuntimeError(
+                f"softshrink: lambda must be greater or equal to 0, but found to be {lambd}. Give its magnitude."
+            )
         return Elementwise.meta(op, input, lambd)
 
     def lower(k, x, lambd):
@@ -325,8 +331,10 @@ class gelu(Smooth):
 
     def meta(op, input, approximate):
         if approximate not in ("none", "tanh"):
-            raise RuntimeError(f"gelu: approximate argument must be either none or tanh, got {approximate!r}. "
-                               f"Leave it out for the exact function.")
+            raise RuntimeError(
+                f"gelu: approximate argument must be either none or tanh, got {approximate!r}. "
+                f"Leave it out for the exact function."
+            )
         return Elementwise.meta(op, input, approximate)
 
     def lower(k, x, approximate):
@@ -480,5 +488,3 @@ class tanhshrink(Smooth):
 
     def reference(x):
         return x - np.tanh(x)
-
-

@@ -91,7 +91,11 @@ def normalised_dims(name: str, s, normalized_shape) -> tuple[int, ...]:
     shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
     if not shape:
         raise RuntimeError(
-            message(name, "expected normalized_shape to be at least 1-dimensional, i.e. to contain at least one element", repr(shape))
+            message(
+                name,
+                "expected normalized_shape to be at least 1-dimensional, i.e. to contain at least one element",
+                repr(shape),
+            )
         )
     if tuple(s.shape[s.ndim - len(shape) :]) != shape or s.ndim < len(shape):
         raise RuntimeError(
@@ -145,7 +149,9 @@ class layer_norm(Composite):
     functions = ("layer_norm", "nn.functional.layer_norm")
     methods = ()
 
-    def signature(input: Tensor, normalized_shape, weight: OptionalTensor = None, bias: OptionalTensor = None, eps=1e-5): ...
+    def signature(
+        input: Tensor, normalized_shape, weight: OptionalTensor = None, bias: OptionalTensor = None, eps=1e-5
+    ): ...
 
     def body(input, normalized_shape, weight, bias, eps):
         return native_layer_norm(input, normalized_shape, weight, bias, eps)[0]
@@ -218,7 +224,9 @@ class native_group_norm(Composite):
     def reference(x, weight, bias, N, C, HxW, group, eps):
         y, center, scale, _ = numpy_standard(x.reshape(N, group, C // group, HxW), (2, 3), eps)
         per_channel = (1, group, C // group, 1)
-        y = y * (1 if weight is None else weight.reshape(per_channel)) + (0 if bias is None else bias.reshape(per_channel))
+        y = y * (1 if weight is None else weight.reshape(per_channel)) + (
+            0 if bias is None else bias.reshape(per_channel)
+        )
         return y.reshape(x.shape), center.reshape(N, group), scale.reshape(N, group)
 
     def samples(t):
@@ -258,7 +266,9 @@ class group_norm(Composite):
         return native_group_norm(input, weight, bias, n, c, math.prod(s.shape[2:]), num_groups, eps)[0]
 
     def reference(x, num_groups, weight=None, bias=None, eps=1e-5):
-        return native_group_norm.rules.reference(x, weight, bias, x.shape[0], x.shape[1], math.prod(x.shape[2:]), num_groups, eps)[0]
+        return native_group_norm.rules.reference(
+            x, weight, bias, x.shape[0], x.shape[1], math.prod(x.shape[2:]), num_groups, eps
+        )[0]
 
     def samples(t):
         yield case(t(2, 6, 5), 3)
@@ -299,7 +309,11 @@ class instance_statistics_norm(Composite):
         y, center, _, _ = numpy_standard(x.reshape(*x.shape[:2], -1), (2,), eps)
         spread = np.var(x.reshape(*x.shape[:2], -1), 2, ddof=1).mean(0)
         y = y * (1 if weight is None else weight.reshape(-1, 1)) + (0 if bias is None else bias.reshape(-1, 1))
-        return y.reshape(x.shape), mixed_by(running_mean, center.mean((0, 2)), momentum), mixed_by(running_var, spread, momentum)
+        return (
+            y.reshape(x.shape),
+            mixed_by(running_mean, center.mean((0, 2)), momentum),
+            mixed_by(running_var, spread, momentum),
+        )
 
     def samples(t):
         yield case(t(2, 3, 5), t(3), t(3), t(3), t(3), 0.1, 1e-5)
@@ -361,7 +375,14 @@ class batch_statistics_norm(Composite):
 
     def body(input, weight, bias, running_mean, running_var, momentum, eps):
         ops, s = REGISTRY, input.spec
-        check_batch("batch_norm", s, ("weight", weight), ("bias", bias), ("running_mean", running_mean), ("running_var", running_var))
+        check_batch(
+            "batch_norm",
+            s,
+            ("weight", weight),
+            ("bias", bias),
+            ("running_mean", running_mean),
+            ("running_var", running_var),
+        )
         dims = channel_dims(s.ndim)
         standard, center, scale, variance = standardize(wide(input), dims, eps)
         out = as_dtype(affine(standard, weight, bias, channel_shape(s)), s.dtype)
@@ -381,7 +402,13 @@ class batch_statistics_norm(Composite):
         shape = [-1 if d == 1 else 1 for d in range(x.ndim)]
         y = y * (1 if weight is None else weight.reshape(shape)) + (0 if bias is None else bias.reshape(shape))
         new_mean = mixed_by(running_mean, center.reshape(-1), momentum)
-        return y, center.reshape(-1), scale.reshape(-1), new_mean, mixed_by(running_var, np.var(x, dims, ddof=1), momentum)
+        return (
+            y,
+            center.reshape(-1),
+            scale.reshape(-1),
+            new_mean,
+            mixed_by(running_var, np.var(x, dims, ddof=1), momentum),
+        )
 
     def samples(t):
         yield case(t(4, 3), t(3), t(3), t(3), t(3), 0.1, 1e-5)
@@ -396,11 +423,20 @@ class batch_norm_inference(Composite):
     functions = ()
     methods = ()
 
-    def signature(input: Tensor, weight: OptionalTensor, bias: OptionalTensor, running_mean: Tensor, running_var: Tensor, eps): ...
+    def signature(
+        input: Tensor, weight: OptionalTensor, bias: OptionalTensor, running_mean: Tensor, running_var: Tensor, eps
+    ): ...
 
     def body(input, weight, bias, running_mean, running_var, eps):
         ops, s = REGISTRY, input.spec
-        check_batch("batch_norm", s, ("weight", weight), ("bias", bias), ("running_mean", running_mean), ("running_var", running_var))
+        check_batch(
+            "batch_norm",
+            s,
+            ("weight", weight),
+            ("bias", bias),
+            ("running_mean", running_mean),
+            ("running_var", running_var),
+        )
         shape = channel_shape(s)
         center, spread = (ops["reshape"](wide(v), shape) for v in (running_mean, running_var))
         standard = ops["mul"](ops["sub"](wide(input), center), ops["rsqrt"](ops["add"](spread, eps)))
@@ -429,7 +465,9 @@ class local_response_norm(Composite):
     def body(input, size, alpha, beta, k):
         ops, s = REGISTRY, input.spec
         if s.ndim < 3:
-            raise ValueError(message("local_response_norm", "expected 3D or higher dimensionality input", f"{s.ndim} dimensions"))
+            raise ValueError(
+                message("local_response_norm", "expected 3D or higher dimensionality input", f"{s.ndim} dimensions")
+            )
         if not s.numel:
             return ops["clone"](input)
         x = wide(input)

@@ -132,7 +132,9 @@ class matrix_norm(Composite):
     def body(A, ord, dim, keepdim, dtype):
         ops, name = REGISTRY, "linalg.matrix_norm"
         if A.spec.ndim < 2:
-            raise RuntimeError(message(name, "the input tensor A must have at least 2 dimensions", f"shape {list(A.spec.shape)}"))
+            raise RuntimeError(
+                message(name, "the input tensor A must have at least 2 dimensions", f"shape {list(A.spec.shape)}")
+            )
         if isinstance(dim, int) or len(dim) != 2:
             raise RuntimeError(message(name, "dim must be a 2-tuple", repr(dim)))
         rows, columns = (canonical_dim(name, d, A.spec.ndim) for d in dim)
@@ -146,7 +148,11 @@ class matrix_norm(Composite):
             return spectral_norm(A, ord, rows, columns, keepdim)
         if isinstance(ord, str) or abs(ord) not in (1, INFINITY):
             raise RuntimeError(
-                message(name, "order must be one of 'fro', 'nuc', inf, -inf, 1, -1, 2, -2", f"{ord!r} (Order {ord} not supported)")
+                message(
+                    name,
+                    "order must be one of 'fro', 'nuc', inf, -inf, 1, -1, 2, -2",
+                    f"{ord!r} (Order {ord} not supported)",
+                )
             )
         first, second = (rows, columns) if abs(ord) == 1 else (columns, rows)
         sums = vector_norm(A, 1, first, True)
@@ -221,7 +227,11 @@ class linalg_norm(Composite):
         if dim is None:
             if A.spec.ndim not in (1, 2):
                 raise RuntimeError(
-                    message(name, "if dim is not specified but ord is, the input must be 1D or 2D", f"shape {list(A.spec.shape)}")
+                    message(
+                        name,
+                        "if dim is not specified but ord is, the input must be 1D or 2D",
+                        f"shape {list(A.spec.shape)}",
+                    )
                 )
             dim = tuple(range(A.spec.ndim))
         dims = (dim,) if isinstance(dim, int) else tuple(dim)
@@ -322,13 +332,21 @@ def check_cdist(a, b, p, mode) -> None:
     if a.ndim < 2 or b.ndim < 2:
         raise RuntimeError(message("cdist", "only supports at least 2D tensors", f"{a.ndim}-d and {b.ndim}-d"))
     if a.shape[-1] != b.shape[-1]:
-        raise RuntimeError(message("cdist", "x1 and x2 must have the same number of columns", f"{a.shape[-1]} and {b.shape[-1]}"))
+        raise RuntimeError(
+            message("cdist", "x1 and x2 must have the same number of columns", f"{a.shape[-1]} and {b.shape[-1]}")
+        )
     if not a.dtype.is_floating_point or not b.dtype.is_floating_point:
-        raise RuntimeError(message("cdist", "only supports floating-point dtypes", f"{a.dtype.name} and {b.dtype.name}"))
+        raise RuntimeError(
+            message("cdist", "only supports floating-point dtypes", f"{a.dtype.name} and {b.dtype.name}")
+        )
     if p < 0:
         raise RuntimeError(message("cdist", "only supports non-negative p values", f"p={p}"))
     if mode not in (None, 0, 1, 2, *MODES):
-        raise ValueError(message("cdist", "mode is not a valid value for compute_mode", repr(mode), f"Choose from {', '.join(MODES)}."))
+        raise ValueError(
+            message(
+                "cdist", "mode is not a valid value for compute_mode", repr(mode), f"Choose from {', '.join(MODES)}."
+            )
+        )
 
 
 @declare
@@ -379,7 +397,9 @@ class normalize(Composite):
 
     def body(input, p, dim, eps):
         x = wide(input)
-        return as_dtype(REGISTRY["true_divide"](x, REGISTRY["clamp_min"](vector_norm(x, p, dim, True), eps)), input.spec.dtype)
+        return as_dtype(
+            REGISTRY["true_divide"](x, REGISTRY["clamp_min"](vector_norm(x, p, dim, True), eps)), input.spec.dtype
+        )
 
     def reference(x, p=2.0, dim=1, eps=1e-12):
         return x / np.maximum(vector_norm.rules.reference(x, p, dim, True), eps)

@@ -31,7 +31,9 @@ class true_places(Template):
         return compact(mask.numel)
 
     vjp = NOT_DIFFERENTIABLE
-    batch = Refused("how many places there are differs from element to element. Use where(mask, x, other), or masks as they are")
+    batch = Refused(
+        "how many places there are differs from element to element. Use where(mask, x, other), or masks as they are"
+    )
 
     def reference(mask, count):
         return np.flatnonzero(mask)

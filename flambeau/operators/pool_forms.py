@@ -29,18 +29,21 @@ class PooledMax(Pooled):
 def max_body(rank: int):
     def body(input, *numbers):
         return max_pool(input, rank, *numbers)[0]
+
     return body
 
 
 def max_meta(rank: int):
     def meta(op, s, *numbers):
         return max_pool.rules.meta(max_pool, s, rank, *numbers)[0]
+
     return meta
 
 
 def max_reference(rank: int):
     def reference(x, *numbers, **words):
         return max_pool.rules.reference(x, rank, *numbers, **words)[0]
+
     return reference
 
 
@@ -81,18 +84,27 @@ class max_pool3d(PooledMax):
 def avg_body(rank: int):
     def body(input, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override=None):
         return avg_pool(input, rank, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
+
     return body
 
 
 def avg_meta(rank: int):
     def meta(op, s, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override=None):
-        return avg_pool.rules.meta(avg_pool, s, rank, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
+        return avg_pool.rules.meta(
+            avg_pool, s, rank, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override
+        )
+
     return meta
 
 
 def avg_reference(rank: int):
-    def reference(x, kernel_size, stride=None, padding=0, ceil_mode=False, count_include_pad=True, divisor_override=None):
-        return avg_pool.rules.reference(x, rank, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
+    def reference(
+        x, kernel_size, stride=None, padding=0, ceil_mode=False, count_include_pad=True, divisor_override=None
+    ):
+        return avg_pool.rules.reference(
+            x, rank, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override
+        )
+
     return reference
 
 
@@ -110,7 +122,15 @@ class avg_pool1d(Pooled):
 
 
 class PooledMean(Pooled):
-    def signature(input: Tensor, kernel_size, stride=None, padding=0, ceil_mode=False, count_include_pad=True, divisor_override=None): ...
+    def signature(
+        input: Tensor,
+        kernel_size,
+        stride=None,
+        padding=0,
+        ceil_mode=False,
+        count_include_pad=True,
+        divisor_override=None,
+    ): ...
 
 
 @declare
@@ -139,19 +159,22 @@ class avg_pool3d(PooledMean):
 def adaptive_body(rank: int):
     def body(input, output_size):
         return adaptive_avg_pool(input, sizes_of(rank, output_size, input.spec.ndim))
+
     return body
 
 
 def adaptive_meta(rank: int):
     def meta(op, s, output_size):
         sizes = target_sizes(op.name, s, sizes_of(rank, output_size, s.ndim))
-        return Spec.of((*s.shape[:s.ndim - rank], *sizes), s.dtype, s.device)
+        return Spec.of((*s.shape[: s.ndim - rank], *sizes), s.dtype, s.device)
+
     return meta
 
 
 def adaptive_reference(rank: int):
     def reference(x, output_size):
         return adaptive_avg_pool.rules.reference(x, sizes_of(rank, output_size, x.ndim))
+
     return reference
 
 
@@ -160,9 +183,13 @@ def sizes_of(rank: int, output_size, ndim: int) -> tuple:
     if output_size is None or isinstance(output_size, int):
         return (output_size,) * rank
     if ndim <= len(output_size):
-        raise ValueError(f"adaptive pooling: Input dimension should be at least {len(output_size) + 1}, got {ndim} for output_size={list(output_size)}.")
+        raise ValueError(
+            f"adaptive pooling: Input dimension should be at least {len(output_size) + 1}, got {ndim} for output_size={list(output_size)}."
+        )
     if len(output_size) != rank:
-        raise RuntimeError(f"adaptive pooling: output_size must be a number or {rank} numbers, got {list(output_size)}.")
+        raise RuntimeError(
+            f"adaptive pooling: output_size must be a number or {rank} numbers, got {list(output_size)}."
+        )
     return tuple(output_size)
 
 
@@ -208,12 +235,14 @@ class adaptive_avg_pool3d(Adaptive):
 def lp_body(rank: int):
     def body(input, norm_type, kernel_size, stride, ceil_mode):
         return lp_pool(input, rank, norm_type, kernel_size, stride, ceil_mode)
+
     return body
 
 
 def lp_reference(rank: int):
     def reference(x, norm_type, kernel_size, stride=None, ceil_mode=False):
         return lp_pool.rules.reference(x, rank, norm_type, kernel_size, stride, ceil_mode)
+
     return reference
 
 
@@ -252,5 +281,3 @@ class lp_pool3d(PooledNorm):
 
     def samples(t):
         yield case(t(2, 3, 4, 4, 6), 2, 2)
-
-

@@ -41,7 +41,11 @@ def power_gradients(g, out, base, exponent, shift=0):
 
     def of_base():
         slope = chain(g, power(base, exponent, shift - 1))
-        slope = ops["add"](mul(slope, conjugate(exponent)), slope, alpha=shift) if shift else mul(slope, conjugate(exponent))
+        slope = (
+            ops["add"](mul(slope, conjugate(exponent)), slope, alpha=shift)
+            if shift
+            else mul(slope, conjugate(exponent))
+        )
         return where(ops["eq"](in_type_of(exponent, out), -shift), 0, slope)
 
     def of_exponent():
@@ -177,7 +181,9 @@ class float_power(Composed):
         return (d, d), d
 
     def body(input, exponent):
-        is_complex = any(x.spec.dtype.is_complex if hasattr(x, "spec") else isinstance(x, complex) for x in (input, exponent))
+        is_complex = any(
+            x.spec.dtype.is_complex if hasattr(x, "spec") else isinstance(x, complex) for x in (input, exponent)
+        )
         wanted = complex128 if is_complex else float64
         return power(*(REGISTRY["to_dtype"](x, wanted) if takes_gradient(x) else x for x in (input, exponent)))
 

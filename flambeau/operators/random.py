@@ -130,13 +130,17 @@ def sized_samples(*parameters):
 class random_uniform(Random):
     """Uniform numbers in [low, high). Dtypes: floats and complex numbers (both parts uniform)."""
 
-    def signature(input: OptionalTensor, size, low: Scalar, high: Scalar, seed: Operand, offset: Operand, dtype, device=None): ...
+    def signature(
+        input: OptionalTensor, size, low: Scalar, high: Scalar, seed: Operand, offset: Operand, dtype, device=None
+    ): ...
 
     def lower(k, input, size, low, high, seed, offset, dtype, device, index):
         words = words_of(k, index, seed, offset)
         if dtype.is_complex:
             kind = kind_of(dtype)
-            return Complex(*(philox.uniform(k, word_for(kind, words, part), kind) * (high - low) + low for part in (0, 1)))
+            return Complex(
+                *(philox.uniform(k, word_for(kind, words, part), kind) * (high - low) + low for part in (0, 1))
+            )
         return unit(k, words, dtype) * (high - low) + low
 
     def reference(input, size, low, high, seed, offset, dtype, device=None):
@@ -149,7 +153,9 @@ class random_uniform(Random):
 class random_normal(Random):
     """Normal numbers. `mean` and `std` are numbers or tensors. Complex numbers have variance std ** 2 over both parts together."""
 
-    def signature(input: OptionalTensor, size, mean: Operand, std: Operand, seed: Operand, offset: Operand, dtype, device=None): ...
+    def signature(
+        input: OptionalTensor, size, mean: Operand, std: Operand, seed: Operand, offset: Operand, dtype, device=None
+    ): ...
 
     def lower(k, input, size, mean, std, seed, offset, dtype, device, index):
         words = words_of(k, index, seed, offset)
@@ -186,7 +192,9 @@ class random_exponential(Random):
 class random_cauchy(Random):
     """Cauchy numbers around `median` with scale `sigma`."""
 
-    def signature(input: OptionalTensor, size, median: Scalar, sigma: Scalar, seed: Operand, offset: Operand, dtype, device=None): ...
+    def signature(
+        input: OptionalTensor, size, median: Scalar, sigma: Scalar, seed: Operand, offset: Operand, dtype, device=None
+    ): ...
 
     def lower(k, input, size, median, sigma, seed, offset, dtype, device, index):
         kind = kind_of(dtype)
@@ -204,7 +212,9 @@ class random_cauchy(Random):
 class random_log_normal(Random):
     """exp of normal numbers of `mean` and `std`."""
 
-    def signature(input: OptionalTensor, size, mean: Scalar, std: Scalar, seed: Operand, offset: Operand, dtype, device=None): ...
+    def signature(
+        input: OptionalTensor, size, mean: Scalar, std: Scalar, seed: Operand, offset: Operand, dtype, device=None
+    ): ...
 
     def lower(k, input, size, mean, std, seed, offset, dtype, device, index):
         return vmath.exp(k, standard_normal(k, words_of(k, index, seed, offset), dtype) * std + mean)
@@ -249,7 +259,15 @@ class random_integers(Random):
     """
 
     def signature(
-        input: OptionalTensor, size, low: Scalar, span: Scalar, seed: Operand, offset: Operand, span_kind, dtype, device=None
+        input: OptionalTensor,
+        size,
+        low: Scalar,
+        span: Scalar,
+        seed: Operand,
+        offset: Operand,
+        span_kind,
+        dtype,
+        device=None,
     ): ...
 
     def types(operands, args):

@@ -40,7 +40,9 @@ class _Lanes:
         k = self.k
         where = self.index + k.splat(attempt << TRY_SHIFT, self.index.type.lanes)
         words = philox.philox(k, where, self.offset, self.seed)
-        return philox.uniform(k, philox.wide(*words[:2]), f64), philox.uniform_above_zero(k, philox.wide(*words[2:]), f64)
+        return philox.uniform(k, philox.wide(*words[:2]), f64), philox.uniform_above_zero(
+            k, philox.wide(*words[2:]), f64
+        )
 
     def invert(self, wanted, first, following):
         """Sequential search in the lanes `wanted`: `first` is the probability of 0, `following(n, p)` that of n from that of n - 1."""
@@ -255,7 +257,9 @@ def _poisson(draw, rate):
         if edge >= 0.07 and v <= 0.9277 - 3.6224 / (b - 2):
             return n
         if n >= 0 and (edge >= 0.013 or v <= edge):
-            if math.log(v * (1.1239 + 1.1328 / (b - 3.4)) / (a / edge**2 + b)) <= n * math.log(rate) - rate - math.lgamma(n + 1):
+            if math.log(v * (1.1239 + 1.1328 / (b - 3.4)) / (a / edge**2 + b)) <= n * math.log(
+                rate
+            ) - rate - math.lgamma(n + 1):
                 return n
 
 

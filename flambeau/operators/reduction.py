@@ -60,7 +60,9 @@ def count_of(shape, dim) -> int:
 def refuse_complex(name: str, d: DType) -> None:
     """Raises: UnsupportedError for complex dtypes."""
     if d.is_complex:
-        raise UnsupportedError(message(name, "the input must be real: complex numbers have no order", d.name, "Reduce .abs() or .real."))
+        raise UnsupportedError(
+            message(name, "the input must be real: complex numbers have no order", d.name, "Reduce .abs() or .real.")
+        )
 
 
 def refuse_empty(name: str, shape, dim) -> None:
@@ -134,7 +136,9 @@ def coordinate(input, dim: int):
     if not shape:
         return REGISTRY["reshape"](positions(1, device=input.spec.device), ())
     dim = canonical_dim("coordinate", dim, len(shape))
-    line = REGISTRY["reshape"](positions(shape[dim], device=input.spec.device), tuple(n if i == dim else 1 for i, n in enumerate(shape)))
+    line = REGISTRY["reshape"](
+        positions(shape[dim], device=input.spec.device), tuple(n if i == dim else 1 for i, n in enumerate(shape))
+    )
     return REGISTRY["expand"](line, shape)
 
 
@@ -187,7 +191,9 @@ class nansum(Summation):
 
     def meta(op, input, dim, keepdim, dtype):
         if input.dtype.is_complex or (dtype is not None and dtype.is_complex):
-            raise RuntimeError(message("nansum", "does not support complex inputs", input.dtype.name, "Sum .real and .imag."))
+            raise RuntimeError(
+                message("nansum", "does not support complex inputs", input.dtype.name, "Sum .real and .imag.")
+            )
         return Reduction.meta(op, input, dim, keepdim, dtype)
 
     def map(k, x):
@@ -244,7 +250,12 @@ class nanmean(Composite):
     def body(input, dim, keepdim, dtype):
         if not input.spec.dtype.is_floating_point:
             raise RuntimeError(
-                message("nanmean", "expected input to have floating point dtype", input.spec.dtype.name, "Convert with .float().")
+                message(
+                    "nanmean",
+                    "expected input to have floating point dtype",
+                    input.spec.dtype.name,
+                    "Convert with .float().",
+                )
             )
         x = as_dtype(input, dtype)
         count = REGISTRY["sum"](REGISTRY["eq"](x, x), dim, keepdim)
@@ -371,7 +382,9 @@ class aminmax(Composite):
     def signature(input: Tensor, *, dim=None, keepdim=False): ...
 
     def body(input, dim, keepdim):
-        return REGISTRY["amin"](input, () if dim is None else dim, keepdim), REGISTRY["amax"](input, () if dim is None else dim, keepdim)
+        return REGISTRY["amin"](input, () if dim is None else dim, keepdim), REGISTRY["amax"](
+            input, () if dim is None else dim, keepdim
+        )
 
     def reference(x, *, dim=None, keepdim=False):
         return np.amin(x, axis=dim, keepdims=keepdim), np.amax(x, axis=dim, keepdims=keepdim)
@@ -407,7 +420,11 @@ class Position(Reduction):
         refuse_complex(op.name, input.dtype)
         if dim is None and 0 in input.shape:
             raise IndexError(
-                message(op.name, "Expected reduction dim to be specified for input.numel() == 0", f"shape {list(input.shape)}")
+                message(
+                    op.name,
+                    "Expected reduction dim to be specified for input.numel() == 0",
+                    f"shape {list(input.shape)}",
+                )
             )
         refuse_empty(op.name, input.shape, dim)
         return Reduction.meta(op, input, dim, keepdim)
@@ -437,7 +454,13 @@ class argmax(Position):
         return np.argmax(x, axis=dim, keepdims=keepdim)
 
     def samples(t):
-        for shape, dim, keepdim in (((5,), None, False), ((3, 4), 0, False), ((3, 4), 1, True), ((), None, False), ((2, 37), -1, False)):
+        for shape, dim, keepdim in (
+            ((5,), None, False),
+            ((3, 4), 0, False),
+            ((3, 4), 1, True),
+            ((), None, False),
+            ((2, 37), -1, False),
+        ):
             yield case(t(*shape), dim, keepdim)
         yield case(t(0, 3), raises=(IndexError, "reduction dim"))
 

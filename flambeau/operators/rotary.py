@@ -36,8 +36,13 @@ class rotate_pairs(Composite):
         if not interleaved:
             sign = ops["reshape"](sign, (2, 1))
         swapped = ops["reverse"](pairs, (pairs.spec.ndim + dim,))
-        turned = ops["add"](ops["mul"](pairs, ops["unsqueeze"](cos, dim)), ops["mul"](swapped, ops["mul"](ops["unsqueeze"](sin, dim), sign)))
-        return ops["reshape"](ops["contiguous_copy"](turned), tuple(shape))  # the copy fuses; its result can be shown in another shape
+        turned = ops["add"](
+            ops["mul"](pairs, ops["unsqueeze"](cos, dim)),
+            ops["mul"](swapped, ops["mul"](ops["unsqueeze"](sin, dim), sign)),
+        )
+        return ops["reshape"](
+            ops["contiguous_copy"](turned), tuple(shape)
+        )  # the copy fuses; its result can be shown in another shape
 
     def vjp(g, out, input, cos, sin, interleaved):
         back = rotate_pairs(g, cos, REGISTRY["neg"](sin), interleaved)
@@ -69,4 +74,3 @@ def derivatives_of_angles(g, input, cos, sin, interleaved):
     of_cos = ops["sum"](ops["mul"](gradients, pairs), where)
     of_sin = ops["sum"](ops["mul"](ops["mul"](gradients, sign), ops["reverse"](pairs, where)), where)
     return sum_to(of_cos, cos), sum_to(of_sin, sin)
-

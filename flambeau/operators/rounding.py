@@ -92,8 +92,10 @@ class round_(Rounding):
 
     def meta(op, input, decimals):
         if decimals and input.dtype.is_integral:
-            raise UnsupportedError(f"round: decimals must be 0 for integers ('round_cpu' not implemented for '{input.dtype.name}'), "
-                                   f"got {decimals}. Convert with .to(float64).")
+            raise UnsupportedError(
+                f"round: decimals must be 0 for integers ('round_cpu' not implemented for '{input.dtype.name}'), "
+                f"got {decimals}. Convert with .to(float64)."
+            )
         return Elementwise.meta(op, input, decimals)
 
     def lower(k, x, decimals):
@@ -316,7 +318,9 @@ class frexp(Composite):
 
     def meta(op, input):
         if not input.dtype.is_floating_point:
-            raise RuntimeError(f"frexp: only supports floating-point dtypes, got {input.dtype.name}. Convert with .to(float32).")
+            raise RuntimeError(
+                f"frexp: only supports floating-point dtypes, got {input.dtype.name}. Convert with .to(float32)."
+            )
         mantissa = Elementwise.meta(frexp_mantissa, input)
         return mantissa, mantissa.with_dtype(int32)
 
@@ -368,5 +372,3 @@ class nextafter(Elementwise):
         return np.nextafter(x, y)
 
     samples = pair_samples
-
-

@@ -20,7 +20,9 @@ class Case:
 
     __slots__ = ("args", "kwargs", "raises", "no_gradient")
 
-    def __init__(self, args: tuple, kwargs: dict, raises: tuple[type[Exception], str] | None = None, no_gradient: str = ""):
+    def __init__(
+        self, args: tuple, kwargs: dict, raises: tuple[type[Exception], str] | None = None, no_gradient: str = ""
+    ):
         self.args, self.kwargs, self.raises, self.no_gradient = args, kwargs, raises, no_gradient
 
 
@@ -117,8 +119,10 @@ def check_kinds(op: Any, d: dtype) -> None:
     """Raises: UnsupportedError if the op does not take dtype d; its `kinds` say what it takes, `instead` what to use."""
     if d.kind not in op.rules.kinds:
         names = ", ".join(KIND_NAMES[c] for c in op.rules.kinds)
-        raise UnsupportedError(f"{op.name}: dtype must be {names}, got {d.name} (\"{op.name}\" not implemented for '{d.name}', "
-                               f"or not supported). {op.rules.instead}")
+        raise UnsupportedError(
+            f"{op.name}: dtype must be {names}, got {d.name} (\"{op.name}\" not implemented for '{d.name}', "
+            f"or not supported). {op.rules.instead}"
+        )
 
 
 class Elementwise(Pointwise):
@@ -177,7 +181,12 @@ def pair_samples(t: Callable) -> Iterator[Case]:
 def reduction_samples(t: Callable) -> Iterator[Case]:
     """Every dim and keepdim of some shapes, and a dim out of range."""
     for shape, dim, keepdim in (
-        ((5,), None, False), ((3, 4), 0, False), ((3, 4), 1, True), ((2, 3, 4), (0, 2), False), ((), None, False), ((2, 37), -1, False),
+        ((5,), None, False),
+        ((3, 4), 0, False),
+        ((3, 4), 1, True),
+        ((2, 3, 4), (0, 2), False),
+        ((), None, False),
+        ((2, 37), -1, False),
     ):
         yield case(t(*shape), dim, keepdim)
     yield case(t(2, 3), 5, raises=(IndexError, "dim must be in"))

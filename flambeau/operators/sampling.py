@@ -86,20 +86,30 @@ def check_grid(x: Spec, grid: Spec, mode: str, padding: str) -> int:
     if mode not in MODES:
         raise ValueError(f"{name}: expected mode to be 'bilinear', 'nearest' or 'bicubic', but got: {mode!r}.")
     if padding not in PADDINGS:
-        raise ValueError(f"{name}: expected padding_mode to be 'zeros', 'border', or 'reflection', but got: {padding!r}.")
+        raise ValueError(
+            f"{name}: expected padding_mode to be 'zeros', 'border', or 'reflection', but got: {padding!r}."
+        )
     rank = x.ndim - 2
     if rank not in (2, 3) or grid.ndim != x.ndim:
-        raise RuntimeError(f"{name}: expected 4D or 5D input and grid with same number of dimensions, but got input with sizes {list(x.shape)} and grid with "
-                           f"sizes {list(grid.shape)}.")
+        raise RuntimeError(
+            f"{name}: expected 4D or 5D input and grid with same number of dimensions, but got input with sizes {list(x.shape)} and grid with "
+            f"sizes {list(grid.shape)}."
+        )
     if x.shape[0] != grid.shape[0]:
-        raise RuntimeError(f"{name}: expected grid and input to have same batch size, but got input with sizes {list(x.shape)} and grid with sizes "
-                           f"{list(grid.shape)}.")
+        raise RuntimeError(
+            f"{name}: expected grid and input to have same batch size, but got input with sizes {list(x.shape)} and grid with sizes "
+            f"{list(grid.shape)}."
+        )
     if grid.shape[-1] != rank:
-        raise RuntimeError(f"{name}: expected grid to have size {rank} in last dimension, but got grid with sizes {list(grid.shape)}.")
+        raise RuntimeError(
+            f"{name}: expected grid to have size {rank} in last dimension, but got grid with sizes {list(grid.shape)}."
+        )
     if 0 in x.shape[2:]:
         raise RuntimeError(f"{name}: expected input to have non-empty spatial dimensions, but got {list(x.shape)}.")
     if x.dtype is not grid.dtype:
-        raise RuntimeError(f"{name}: expected input and grid to have the same dtype, but input has {x.dtype.name} and grid has {grid.dtype.name}. Convert one.")
+        raise RuntimeError(
+            f"{name}: expected input and grid to have the same dtype, but input has {x.dtype.name} and grid has {grid.dtype.name}. Convert one."
+        )
     if mode == "bicubic" and rank != 2:
         raise RuntimeError(f"{name}: bicubic interpolation only supports 4D input, got {list(x.shape)}.")
     return rank
@@ -208,7 +218,10 @@ def bicubic(flat, places: list, sizes, padding: str, align_corners: bool):
     bases = [ops["floor"](p.detach()) for p in places]
     weights = [cubic_weights(ops["sub"](p, b)) for p, b in zip(places, bases)]
     for i, j in itertools.product(range(4), repeat=2):
-        where = [as_place(kept_inside(ops["add"](b, float(k - 1)), size, padding, align_corners)) for b, k, size in zip(bases, (i, j), sizes)]
+        where = [
+            as_place(kept_inside(ops["add"](b, float(k - 1)), size, padding, align_corners))
+            for b, k, size in zip(bases, (i, j), sizes)
+        ]
         weight = ops["mul"](weights[0][i], weights[1][j])
         term = ops["mul"](read_at(flat, where, sizes, padding == "zeros"), ops["unsqueeze"](weight, 1))
         total = term if total is None else ops["add"](total, term)
@@ -244,9 +257,13 @@ class affine_grid(Composite):
         if not theta.dtype.is_floating_point:
             raise ValueError(f"affine_grid: Expected theta to have floating point type, but got {theta.dtype.name}.")
         if rank not in (2, 3):
-            raise NotImplementedError(f"affine_grid: only supports 4D and 5D sizes, for 2D and 3D affine transforms, respectively, got size {list(size)}.")
+            raise NotImplementedError(
+                f"affine_grid: only supports 4D and 5D sizes, for 2D and 3D affine transforms, respectively, got size {list(size)}."
+            )
         if theta.ndim != 3 or tuple(theta.shape[1:]) != (rank, rank + 1):
-            raise ValueError(f"affine_grid: Expected a batch of affine matrices of shape Nx{rank}x{rank + 1} for size {list(size)}, got {list(theta.shape)}.")
+            raise ValueError(
+                f"affine_grid: Expected a batch of affine matrices of shape Nx{rank}x{rank + 1} for size {list(size)}, got {list(theta.shape)}."
+            )
         if min(size) <= 0:
             raise ValueError(f"affine_grid: Expected non-zero, positive output size, got {list(size)}.")
         return Spec.of((size[0], *size[2:], rank), theta.dtype, theta.device)

@@ -153,7 +153,12 @@ class linear_scan(Template):
         canonical_dim(op.name, dim, term.ndim)
         if factor.shape != term.shape or factor.dtype is not term.dtype:
             raise RuntimeError(
-                message(op.name, "factor and term must have one shape and dtype", f"{factor} and {term}", "Broadcast or convert one.")
+                message(
+                    op.name,
+                    "factor and term must have one shape and dtype",
+                    f"{factor} and {term}",
+                    "Broadcast or convert one.",
+                )
             )
         return Spec.of(term.shape, term.dtype, term.device)
 
@@ -506,7 +511,9 @@ class diff(Composite):
 
     def body(input, n, dim, prepend, append):
         if not input.spec.ndim:
-            raise RuntimeError(message("diff", "expects input to be at least one-dimensional", "a 0-d input", "Use .reshape(1)."))
+            raise RuntimeError(
+                message("diff", "expects input to be at least one-dimensional", "a 0-d input", "Use .reshape(1).")
+            )
         at = canonical_dim("diff", dim, input.spec.ndim)
         if n < 0:
             raise RuntimeError(message("diff", "order must be non-negative", f"n={n}"))
@@ -542,7 +549,11 @@ def trapezoid_pieces(name: str, y, x, dx, dim: int):
     if x.spec.ndim == 1 and y.spec.ndim > 1:
         if x.spec.shape[0] != y.spec.shape[at]:
             raise RuntimeError(
-                message(name, "there must be one `x` value for each sample point", f"{x.spec.shape[0]} for {y.spec.shape[at]}")
+                message(
+                    name,
+                    "there must be one `x` value for each sample point",
+                    f"{x.spec.shape[0]} for {y.spec.shape[at]}",
+                )
             )
         x = ops["reshape"](x, tuple(x.spec.shape[0] if d == at else 1 for d in range(y.spec.ndim)))
     left, right = halves(x, canonical_dim(name, dim, x.spec.ndim) if x.spec.ndim != y.spec.ndim else at)

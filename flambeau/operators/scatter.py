@@ -39,7 +39,11 @@ class scatter_write(Assemble):
         d = canonical_dim("scatter", dim, input.ndim)
         strides = tuple(0 if j == d else n for j, n in enumerate(out.strides))
         at = whole(index.shape)
-        return [Piece(2, tuple(index.shape), strides, 0, at, (Moved(1, at, d, places == INDEX.number, places),), (d,), combine)]
+        return [
+            Piece(
+                2, tuple(index.shape), strides, 0, at, (Moved(1, at, d, places == INDEX.number, places),), (d,), combine
+            )
+        ]
 
     def vjp(g, out, input, dim, index, src, combine, places):
         ops = REGISTRY
@@ -50,20 +54,31 @@ class scatter_write(Assemble):
         if combine == "add":
             return g, None, picked
         if combine:
-            left, right = reduced_gradient(g, out, input, dim, index, src, {"mul": "prod", "maximum": "amax", "minimum": "amin"}[combine],
-                                           True, places)
+            left, right = reduced_gradient(
+                g,
+                out,
+                input,
+                dim,
+                index,
+                src,
+                {"mul": "prod", "maximum": "amax", "minimum": "amin"}[combine],
+                True,
+                places,
+            )
             return left, None, right
         zeros = ops["full"](tuple(index.spec.shape), 0, dtype=g.spec.dtype, device=g.spec.device)
         return scatter_write(g, dim, index, zeros), None, picked
 
     def batch(size, dims, input, dim, index, src, combine, places):
         at = behind(dim, element_ndim(input, dims[0]))
-        return scatter_write(front(input, dims[0], size), at, front(index, dims[2], size), front(src, dims[3], size), combine, places), 0
+        return scatter_write(
+            front(input, dims[0], size), at, front(index, dims[2], size), front(src, dims[3], size), combine, places
+        ), 0
 
     def reference(input, dim, index, src, combine="", places=ELEMENT.number):
         found = input.copy()
         for place in np.ndindex(index.shape):
-            to = (*place[:dim], int(index[place]), *place[dim + 1:])
+            to = (*place[:dim], int(index[place]), *place[dim + 1 :])
             found[to] = found[to] + src[place] if combine == "add" else src[place]
         return found
 
@@ -87,13 +102,19 @@ class index_put(Assemble):
     def meta(op, input, indices, values, accumulate):
         plan = IndexPlan(input, indices)
         if values.dtype is not input.dtype:
-            raise RuntimeError("index_put: values must have the input's dtype (Index put requires the source and destination dtypes "
-                               f"match), got {input.dtype.name} for the destination and {values.dtype.name} for the source. Convert with "
-                               ".to(dtype).")
-        fits = len(values.shape) <= len(plan.result) and all(n in (1, m) for n, m in zip(reversed(values.shape), reversed(plan.result)))
+            raise RuntimeError(
+                "index_put: values must have the input's dtype (Index put requires the source and destination dtypes "
+                f"match), got {input.dtype.name} for the destination and {values.dtype.name} for the source. Convert with "
+                ".to(dtype)."
+            )
+        fits = len(values.shape) <= len(plan.result) and all(
+            n in (1, m) for n, m in zip(reversed(values.shape), reversed(plan.result))
+        )
         if not fits:
-            raise RuntimeError("index_put: values must broadcast to the indexed shape (shape mismatch: value tensor of shape "
-                               f"{list(values.shape)} cannot be broadcast to indexing result of shape {list(plan.result)}).")
+            raise RuntimeError(
+                "index_put: values must broadcast to the indexed shape (shape mismatch: value tensor of shape "
+                f"{list(values.shape)} cannot be broadcast to indexing result of shape {list(plan.result)})."
+            )
         return Spec.of(input.shape, input.dtype, input.device)
 
     def pieces(op, out, input, indices, values, accumulate):
@@ -102,8 +123,18 @@ class index_put(Assemble):
         for d, place in zip(plan.rest, plan.rest_at):
             strides[place] = out.strides[d]
         serial = tuple(range(plan.at, plan.at + len(plan.shape)))
-        return [Piece(1 + len(plan.dims), plan.result, tuple(strides), 0, None, plan.moves(indices, INDEX.number), serial,
-                      "add" if accumulate else "")]
+        return [
+            Piece(
+                1 + len(plan.dims),
+                plan.result,
+                tuple(strides),
+                0,
+                None,
+                plan.moves(indices, INDEX.number),
+                serial,
+                "add" if accumulate else "",
+            )
+        ]
 
     def vjp(g, out, input, indices, values, accumulate):
         ops = REGISTRY
@@ -115,12 +146,17 @@ class index_put(Assemble):
         return rest, (None,) * len(indices), sum_to(ops["index"](g, indices), values)
 
     def batch(size, dims, input, indices, values, accumulate):
-        plan = IndexPlan(element_spec(input, dims[0]), tuple(None if i is None else element_spec(i, d) for i, d in zip(indices, dims[1])))
+        plan = IndexPlan(
+            element_spec(input, dims[0]),
+            tuple(None if i is None else element_spec(i, d) for i, d in zip(indices, dims[1])),
+        )
         wide = front(values, dims[2], size)
         missing = len(plan.result) + 1 - wide.spec.ndim
         if missing:
             wide = REGISTRY["reshape"](wide, (size, *(1,) * missing, *wide.spec.shape[1:]))
-        wide = moved(REGISTRY["expand"](wide, (size, *plan.result)), plan.at + 1, 1, len(plan.shape))  # [batch, indices, rest]
+        wide = moved(
+            REGISTRY["expand"](wide, (size, *plan.result)), plan.at + 1, 1, len(plan.shape)
+        )  # [batch, indices, rest]
         return index_put(front(input, dims[0], size), counted_indices(indices, dims[1], size), wide, accumulate), 0
 
     def reference(input, indices, values, accumulate=False):
@@ -154,11 +190,15 @@ def check_scatter(op: str, input: Spec, dim: int, index: Spec, src) -> None:
     if not isinstance(src, Spec):
         return
     if src.dtype is not input.dtype:
-        raise RuntimeError(f"{op}: src must have the input's dtype, got {input.dtype.name} and {src.dtype.name} (Expected self.dtype to be "
-                           "equal to src.dtype). Convert with .to(dtype).")
+        raise RuntimeError(
+            f"{op}: src must have the input's dtype, got {input.dtype.name} and {src.dtype.name} (Expected self.dtype to be "
+            "equal to src.dtype). Convert with .to(dtype)."
+        )
     if index.numel and (max(1, src.ndim) != max(1, index.ndim) or any(n > m for n, m in zip(index.shape, src.shape))):
-        raise RuntimeError(f"{op}: sizes of index must not exceed those of src, got {list(index.shape)} and {list(src.shape)} (Expected "
-                           "index to be no larger than src in every dimension).")
+        raise RuntimeError(
+            f"{op}: sizes of index must not exceed those of src, got {list(index.shape)} and {list(src.shape)} (Expected "
+            "index to be no larger than src in every dimension)."
+        )
 
 
 def written(input, dim, index, src, combine="", places=ELEMENT.number):
@@ -201,8 +241,10 @@ class scatter(Scatter):
     def meta(op, input, dim, index, src, reduce):
         check_scatter("scatter", input, dim, index, src)
         if reduce not in (None, "add", "multiply"):
-            raise RuntimeError(f"scatter: reduce must be 'add' or 'multiply', got {reduce!r} (reduce argument must be either add or "
-                               "multiply.).")
+            raise RuntimeError(
+                f"scatter: reduce must be 'add' or 'multiply', got {reduce!r} (reduce argument must be either add or "
+                "multiply.)."
+            )
         return Spec.of(input.shape, input.dtype, input.device)
 
     def body(input, dim, index, src, reduce):
@@ -240,7 +282,13 @@ class scatter_add(Scatter):
         yield case(t(4, 5), 0, t(3, 5, dtype="int64", high=4), t(3, 5))
 
 
-REDUCTIONS = {"sum": ("add", 0), "mean": ("add", 0), "prod": ("mul", 1), "amax": ("maximum", None), "amin": ("minimum", None)}
+REDUCTIONS = {
+    "sum": ("add", 0),
+    "mean": ("add", 0),
+    "prod": ("mul", 1),
+    "amax": ("maximum", None),
+    "amin": ("minimum", None),
+}
 
 
 def identity_of(reduce: str, d):
@@ -269,8 +317,10 @@ class scatter_reduce(Scatter):
     def meta(op, input, dim, index, src, reduce, include_self):
         check_scatter("scatter_reduce", input, dim, index, src)
         if reduce not in REDUCTIONS:
-            raise RuntimeError(f"scatter_reduce: reduce must be sum, prod, mean, amax or amin, got {reduce!r} (reduce argument must be "
-                               "either sum, prod, mean, amax or amin).")
+            raise RuntimeError(
+                f"scatter_reduce: reduce must be sum, prod, mean, amax or amin, got {reduce!r} (reduce argument must be "
+                "either sum, prod, mean, amax or amin)."
+            )
         return Spec.of(input.shape, input.dtype, input.device)
 
     def body(input, dim, index, src, reduce, include_self):
@@ -284,7 +334,7 @@ class scatter_reduce(Scatter):
         found, seen = input.copy(), np.ones(input.shape, int) * include_self
         combine = {"sum": np.add, "mean": np.add, "prod": np.multiply, "amax": np.maximum, "amin": np.minimum}[reduce]
         for place in np.ndindex(index.shape):
-            to = (*place[:dim], int(index[place]), *place[dim + 1:])
+            to = (*place[:dim], int(index[place]), *place[dim + 1 :])
             found[to] = combine(found[to], src[place]) if seen[to] else src[place]
             seen[to] += 1
         return found / np.maximum(seen, 1) if reduce == "mean" else found
@@ -352,13 +402,18 @@ def reduced_gradient(g, out, input, dim, index, src, reduce: str, include_self: 
         zero = ops["eq"](part, 0)
         single = ops["logical_and"](zero, ops["eq"](spread(collect(ops["to_dtype"](zero, g.spec.dtype))), 1))
         without = reduced(input, dim, index, ops["masked_fill"](part, single, 1), "prod", include_self, places)
-        right = ops["where"](single, spread(ops["mul"](g, without)),
-                             ops["true_divide"](spread(ops["mul"](g, out)), ops["masked_fill"](part, zero, 1)))
+        right = ops["where"](
+            single,
+            spread(ops["mul"](g, without)),
+            ops["true_divide"](spread(ops["mul"](g, out)), ops["masked_fill"](part, zero, 1)),
+        )
     else:
         own = ops["to_dtype"](ops["eq"](input, out), g.spec.dtype)
         theirs = ops["to_dtype"](ops["eq"](part, spread(out)), g.spec.dtype)
         start = own if include_self else written(own, dim, index, 0, "", places)
-        shared = ops["true_divide"](g, ops["maximum"](written(start, dim, index, theirs, "add", places), number_as(1, (), input)))
+        shared = ops["true_divide"](
+            g, ops["maximum"](written(start, dim, index, theirs, "add", places), number_as(1, (), input))
+        )
         left, right = ops["mul"](own, shared), ops["mul"](theirs, spread(shared))
     if not include_self:
         left = written(left, dim, index, 0, "", places)
@@ -374,18 +429,24 @@ def check_index_write(op: str, input: Spec, dim: int, index: Spec, source: Spec)
     check_index_type(op, index, ("int64", "int32") if op != "index_copy" else ("int64",))
     if index.ndim > 1:
         kind = IndexError if op != "index_reduce" else RuntimeError
-        raise kind(f"{op}: index must have one dim, got shape {list(index.shape)} (Index should have dimension 1 or 0).")
+        raise kind(
+            f"{op}: index must have one dim, got shape {list(index.shape)} (Index should have dimension 1 or 0)."
+        )
     if source is None:
         return
     if source.dtype is not input.dtype:
-        raise RuntimeError(f"{op}: source must have the input's dtype, got {input.dtype.name} and {source.dtype.name} (self and source "
-                           "expected to have the same dtype). Convert with .to(dtype).")
+        raise RuntimeError(
+            f"{op}: source must have the input's dtype, got {input.dtype.name} and {source.dtype.name} (self and source "
+            "expected to have the same dtype). Convert with .to(dtype)."
+        )
     wanted = [index.numel if j == d else n for j, n in enumerate(input.shape)] if input.ndim else [index.numel]
     have = list(source.shape) if source.ndim or input.ndim > 1 else [1]
     if wanted != have:
         kind = IndexError if op == "index_copy" else RuntimeError
-        raise kind(f"{op}: source must have shape {wanted}, got {list(source.shape)} (Number of indices ({index.numel}) should be equal to "
-                   "source.size(dim), and source and destination slice shapes should match).")
+        raise kind(
+            f"{op}: source must have shape {wanted}, got {list(source.shape)} (Number of indices ({index.numel}) should be equal to "
+            "source.size(dim), and source and destination slice shapes should match)."
+        )
 
 
 def along(input, dim, index, source):
@@ -395,11 +456,17 @@ def along(input, dim, index, source):
         input = ops["reshape"](input, (1,))
     d = canonical_dim("index_add", dim, input.spec.ndim)
     shape = [index.spec.numel if j == d else n for j, n in enumerate(input.spec.shape)]
-    index = ops["expand"](ops["reshape"](index, tuple(index.spec.numel if j == d else 1 for j in range(len(shape)))), tuple(shape))
+    index = ops["expand"](
+        ops["reshape"](index, tuple(index.spec.numel if j == d else 1 for j in range(len(shape)))), tuple(shape)
+    )
     if is_number(source):
         source = number_as(source, shape, input)
     elif tuple(source.spec.shape) != tuple(shape):
-        source = ops["reshape"](source, tuple(shape)) if source.spec.numel == index.spec.numel else ops["expand"](source, tuple(shape))
+        source = (
+            ops["reshape"](source, tuple(shape))
+            if source.spec.numel == index.spec.numel
+            else ops["expand"](source, tuple(shape))
+        )
     return input, d, index, source
 
 
@@ -476,8 +543,10 @@ class index_fill(Scatter):
     def meta(op, input, dim, index, value):
         check_index_write("index_fill", input, dim, index, None)
         if isinstance(value, Spec) and value.ndim:
-            raise RuntimeError(f"index_fill: value must be a number or 0-dim, got shape {list(value.shape)} (index_fill_ only supports a "
-                               "0-dimensional value tensor).")
+            raise RuntimeError(
+                f"index_fill: value must be a number or 0-dim, got shape {list(value.shape)} (index_fill_ only supports a "
+                "0-dimensional value tensor)."
+            )
         return Spec.of(input.shape, input.dtype, input.device)
 
     def body(input, dim, index, value):
@@ -492,7 +561,11 @@ class index_fill(Scatter):
         rest = index_fill(g, dim, index, 0)
         if is_number(value):
             return rest, None, None
-        return rest, None, REGISTRY["reshape"](REGISTRY["sum"](REGISTRY["sub"](g, rest), None, False), tuple(value.spec.shape))
+        return (
+            rest,
+            None,
+            REGISTRY["reshape"](REGISTRY["sum"](REGISTRY["sub"](g, rest), None, False), tuple(value.spec.shape)),
+        )
 
     def reference(input, dim, index, value):
         found = input.copy()
@@ -513,8 +586,10 @@ class index_reduce(Scatter):
     def meta(op, input, dim, index, source, reduce, include_self):
         check_index_write("index_reduce", input, dim, index, source)
         if reduce not in ("prod", "mean", "amax", "amin"):
-            raise RuntimeError(f"index_reduce: reduce must be prod, mean, amax or amin, got {reduce!r} (reduce argument must be either "
-                               "prod, mean, amax or amin).")
+            raise RuntimeError(
+                f"index_reduce: reduce must be prod, mean, amax or amin, got {reduce!r} (reduce argument must be either "
+                "prod, mean, amax or amin)."
+            )
         return Spec.of(input.shape, input.dtype, input.device)
 
     def body(input, dim, index, source, reduce, include_self):
@@ -551,18 +626,24 @@ class put(Scatter):
     def meta(op, input, index, source, accumulate):
         check_index_type("put", index, ("int64",))
         if source.dtype is not input.dtype:
-            raise RuntimeError(f"put: source must have the input's dtype, got {input.dtype.name} and {source.dtype.name} (Expected source "
-                               "and self to have the same dtype).")
+            raise RuntimeError(
+                f"put: source must have the input's dtype, got {input.dtype.name} and {source.dtype.name} (Expected source "
+                "and self to have the same dtype)."
+            )
         if source.numel != index.numel:
-            raise RuntimeError(f"put: source must have as many elements as index, got {source.numel} and {index.numel} (Expected source "
-                               "and index to have the same number of elements).")
+            raise RuntimeError(
+                f"put: source must have as many elements as index, got {source.numel} and {index.numel} (Expected source "
+                "and index to have the same number of elements)."
+            )
         return Spec.of(input.shape, input.dtype, input.device)
 
     def body(input, index, source, accumulate):
         ops = REGISTRY
         if not index.spec.numel:
             return ops["clone"](input)
-        flat = index_put(ops["reshape"](input, (-1,)), (ops["reshape"](index, (-1,)),), ops["reshape"](source, (-1,)), accumulate)
+        flat = index_put(
+            ops["reshape"](input, (-1,)), (ops["reshape"](index, (-1,)),), ops["reshape"](source, (-1,)), accumulate
+        )
         return ops["reshape"](flat, tuple(input.spec.shape))
 
     def reference(input, index, source, accumulate=False):
@@ -585,10 +666,14 @@ class masked_scatter(Scatter):
 
     def meta(op, input, mask, source):
         if mask.dtype.name != "bool":
-            raise RuntimeError(f"masked_scatter: mask must be bool, got {mask.dtype.name} (masked_scatter_ only supports boolean masks).")
+            raise RuntimeError(
+                f"masked_scatter: mask must be bool, got {mask.dtype.name} (masked_scatter_ only supports boolean masks)."
+            )
         if source.dtype is not input.dtype:
-            raise RuntimeError(f"masked_scatter: source must have the input's dtype, got {input.dtype.name} and {source.dtype.name} "
-                               "(expected self and source to have same dtypes).")
+            raise RuntimeError(
+                f"masked_scatter: source must have the input's dtype, got {input.dtype.name} and {source.dtype.name} "
+                "(expected self and source to have same dtypes)."
+            )
         return Spec.of(broadcast_shapes("masked_scatter", input.shape, mask.shape), input.dtype, input.device)
 
     def body(input, mask, source):

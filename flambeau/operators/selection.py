@@ -1,6 +1,6 @@
 """Choosing between elements: where, masks, limits, extremes of two, what stands for NaN.
 
-    out = REGISTRY["where"](mask, x, 0.0)
+out = REGISTRY["where"](mask, x, 0.0)
 """
 
 from __future__ import annotations
@@ -51,8 +51,10 @@ class where(Elementwise):
 
     def meta(op, condition, input, other):
         if condition.dtype not in (bool_, uint8):
-            raise RuntimeError(f"where: expected condition to be a boolean tensor, but got a tensor with dtype {condition.dtype.name}. "
-                               f"Compare first, for instance x != 0.")
+            raise RuntimeError(
+                f"where: expected condition to be a boolean tensor, but got a tensor with dtype {condition.dtype.name}. "
+                f"Compare first, for instance x != 0."
+            )
         return Elementwise.meta(op, condition, input, other)
 
     def lower(k, condition, x, y):
@@ -93,14 +95,20 @@ class masked_fill(Elementwise):
 
     def meta(op, input, mask, value):
         if mask.dtype is not bool_:
-            raise RuntimeError(f"masked_fill: only supports boolean masks, but got mask with dtype {mask.dtype.name}. "
-                               f"Compare first, for instance mask != 0.")
+            raise RuntimeError(
+                f"masked_fill: only supports boolean masks, but got mask with dtype {mask.dtype.name}. "
+                f"Compare first, for instance mask != 0."
+            )
         if value.ndim:
-            raise RuntimeError(f"masked_fill: only supports a 0-dimensional value tensor, but got tensor with {value.ndim} dimension(s). "
-                               f"Use where(mask, value, input).")
+            raise RuntimeError(
+                f"masked_fill: only supports a 0-dimensional value tensor, but got tensor with {value.ndim} dimension(s). "
+                f"Use where(mask, value, input)."
+            )
         if value.dtype.is_complex and not input.dtype.is_complex:
-            raise RuntimeError(f"masked_fill: value cannot be converted to type {input.dtype.name} without overflow, "
-                               f"got {value.dtype.name}. Convert the input with .to(dtype).")
+            raise RuntimeError(
+                f"masked_fill: value cannot be converted to type {input.dtype.name} without overflow, "
+                f"got {value.dtype.name}. Convert the input with .to(dtype)."
+            )
         return Elementwise.meta(op, input, mask, value)
 
     def lower(k, x, mask, value):
@@ -191,7 +199,9 @@ class clamp_min(Elementwise):
         return larger(k, x, low)
 
     def vjp(g, out, input, min):
-        return pair_vjp(g, input, min, lambda: kept(REGISTRY["ge"](input, min), g), lambda: kept(REGISTRY["lt"](input, min), g))
+        return pair_vjp(
+            g, input, min, lambda: kept(REGISTRY["ge"](input, min), g), lambda: kept(REGISTRY["lt"](input, min), g)
+        )
 
     def reference(x, min):
         return np.maximum(x, min)
@@ -211,7 +221,9 @@ class clamp_max(Elementwise):
         return smaller(k, x, high)
 
     def vjp(g, out, input, max):
-        return pair_vjp(g, input, max, lambda: kept(REGISTRY["le"](input, max), g), lambda: kept(REGISTRY["gt"](input, max), g))
+        return pair_vjp(
+            g, input, max, lambda: kept(REGISTRY["le"](input, max), g), lambda: kept(REGISTRY["gt"](input, max), g)
+        )
 
     def reference(x, max):
         return np.minimum(x, max)
@@ -233,7 +245,13 @@ def shared(g, input, other, wins: str):
     ops = REGISTRY
     half = where(ops["eq"](input, other), mul(g, 0.5), g)
     loses = "lt" if wins == "gt" else "gt"
-    return pair_vjp(g, input, other, lambda: where(ops[loses](input, other), 0, half), lambda: where(ops[wins](input, other), 0, half))
+    return pair_vjp(
+        g,
+        input,
+        other,
+        lambda: where(ops[loses](input, other), 0, half),
+        lambda: where(ops[wins](input, other), 0, half),
+    )
 
 
 @declare
@@ -398,8 +416,10 @@ class heaviside(Elementwise):
 
     def meta(op, input, values):
         if not isinstance(values, NumberSpec) and values.dtype is not input.dtype:
-            raise RuntimeError(f"heaviside: is not yet implemented for tensors with different dtypes, got {input.dtype.name} and "
-                               f"{values.dtype.name}. Convert one with .to(dtype).")
+            raise RuntimeError(
+                f"heaviside: is not yet implemented for tensors with different dtypes, got {input.dtype.name} and "
+                f"{values.dtype.name}. Convert one with .to(dtype)."
+            )
         return Elementwise.meta(op, input, values)
 
     def lower(k, x, values):

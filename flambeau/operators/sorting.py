@@ -134,13 +134,23 @@ class topk(Ordering):
         n = input.shape[at] if input.ndim else 1
         if not 0 <= k <= n:
             raise RuntimeError(
-                message(op.name, f"k must be between 0 and the size of the dim, {n} (selected index k out of range)", f"k={k}")
+                message(
+                    op.name,
+                    f"k must be between 0 and the size of the dim, {n} (selected index k out of range)",
+                    f"k={k}",
+                )
             )
         return pair_of(tuple(k if d == at else size for d, size in enumerate(input.shape)), input)
 
     def lower(op, target, threads, input, k, dim, largest, sorted):
         return kernels.sort(
-            input, canonical_dim(op.name, dim, input.ndim), low=0, high=k, descending=bool(largest), target=target, threads=threads
+            input,
+            canonical_dim(op.name, dim, input.ndim),
+            low=0,
+            high=k,
+            descending=bool(largest),
+            target=target,
+            threads=threads,
         )
 
     def vjp(g, out, input, k, dim, largest, sorted):
@@ -174,13 +184,23 @@ class kthvalue(Ordering):
         refuse_empty(op.name, input.shape, at)
         if not 1 <= k <= n:
             raise RuntimeError(
-                message(op.name, f"k must be between 1 and the size of the dim, {n} (selected number k out of range)", f"k={k}")
+                message(
+                    op.name,
+                    f"k must be between 1 and the size of the dim, {n} (selected number k out of range)",
+                    f"k={k}",
+                )
             )
         return pair_of(tuple(1 if d == at else size for d, size in enumerate(input.shape) if keepdim or d != at), input)
 
     def lower(op, target, threads, input, k, dim, keepdim):
         return kernels.sort(
-            input, canonical_dim(op.name, dim, input.ndim), low=k - 1, high=k, descending=False, target=target, threads=threads
+            input,
+            canonical_dim(op.name, dim, input.ndim),
+            low=k - 1,
+            high=k,
+            descending=False,
+            target=target,
+            threads=threads,
         )
 
     def vjp(g, out, input, k, dim, keepdim):
@@ -225,7 +245,11 @@ class Median(Ordering):
 
     def lower(op, target, threads, input, dim, keepdim):
         return kernels.median(
-            input, canonical_dim(op.name, dim, input.ndim), ignore_nan=op.rules.ignore_nan, target=target, threads=threads
+            input,
+            canonical_dim(op.name, dim, input.ndim),
+            ignore_nan=op.rules.ignore_nan,
+            target=target,
+            threads=threads,
         )
 
     def vjp(g, out, input, dim, keepdim):
@@ -260,7 +284,10 @@ def flat_median(op):
     def body(input):
         if not input.spec.numel:
             return REGISTRY["full"](
-                (), float("nan") if input.spec.dtype.is_floating_point else -(1 << 63), dtype=input.spec.dtype, device=input.spec.device
+                (),
+                float("nan") if input.spec.dtype.is_floating_point else -(1 << 63),
+                dtype=input.spec.dtype,
+                device=input.spec.device,
             )
         return op(REGISTRY["reshape"](input, (-1,)), 0)[0]
 
@@ -327,7 +354,9 @@ class mode(Composite):
             ),
             at,
         )
-        start = ops["cummax"](ops["where"](fresh, here, ops["full"]((), 0, dtype=int64, device=input.spec.device)), at)[0]
+        start = ops["cummax"](ops["where"](fresh, here, ops["full"]((), 0, dtype=int64, device=input.spec.device)), at)[
+            0
+        ]
         best = ops["argmax"](ops["sub"](here, start), at, True)
         found = ops["gather"](values, at, best), ops["gather"](indices, at, best)
         return found if keepdim else tuple(ops["squeeze"](x, at) for x in found)

@@ -171,7 +171,11 @@ class entr(Special):
 
     def lower(k, x):
         positive = -x * vmath.log(k, x)
-        return k.select(x.is_nan(), x, k.select(x > 0.0, positive, k.select(x.eq(0.0), k.const(x.type, 0.0), k.const(x.type, -math.inf))))
+        return k.select(
+            x.is_nan(),
+            x,
+            k.select(x > 0.0, positive, k.select(x.eq(0.0), k.const(x.type, 0.0), k.const(x.type, -math.inf))),
+        )
 
     def vjp(g, out, input):
         return (chain(g, sub(-1.0, log(input))),)
@@ -728,5 +732,3 @@ class airy_ai(Special):
 
     def reference(x):
         return scipy_special.airy(x)[0]
-
-

@@ -43,7 +43,12 @@ def reciprocal_of(n: float) -> float:
 def check_moments(name: str, s: Spec, dim) -> None:
     if not s.dtype.is_inexact:
         raise RuntimeError(
-            message(name, "std and var only support floating point and complex dtypes", s.dtype.name, "Convert with .float().")
+            message(
+                name,
+                "std and var only support floating point and complex dtypes",
+                s.dtype.name,
+                "Convert with .float().",
+            )
         )
     canonical_dims(name, dim, s.ndim)
 
@@ -243,7 +248,11 @@ class cov(Composite):
         x = ops["sub"](x, center)
         other = x if weights is None else ops["mul"](x, weights)
         found = ops["matmul"](x, ops["transpose"](conjugate(other), 0, 1))
-        found = ops["mul"](found, reciprocal_of(norm)) if isinstance(norm, (int, float)) else ops["true_divide"](found, norm)
+        found = (
+            ops["mul"](found, reciprocal_of(norm))
+            if isinstance(norm, (int, float))
+            else ops["true_divide"](found, norm)
+        )
         return ops["reshape"](found, ()) if found.spec.numel == 1 else found
 
     def reference(x, *, correction=1, fweights=None, aweights=None):
@@ -266,12 +275,18 @@ def check_cov(s: Spec, fweights, aweights) -> None:
         if w is None:
             continue
         if w.spec.ndim > 1:
-            raise RuntimeError(message("cov", f"expected {name} to have one or fewer dimensions", f"shape {list(w.spec.shape)}"))
+            raise RuntimeError(
+                message("cov", f"expected {name} to have one or fewer dimensions", f"shape {list(w.spec.shape)}")
+            )
         if (w.spec.dtype.is_integral and w.spec.dtype.name != "bool") != (wanted == "integral"):
             raise RuntimeError(message("cov", f"expected {name} to have {wanted} dtype", w.spec.dtype.name))
         if w.spec.numel != n:
             raise RuntimeError(
-                message("cov", f"expected {name} to have the same numel as there are observations in the input, {n}", str(w.spec.numel))
+                message(
+                    "cov",
+                    f"expected {name} to have the same numel as there are observations in the input, {n}",
+                    str(w.spec.numel),
+                )
             )
 
 
@@ -284,7 +299,9 @@ class corrcoef(Composite):
     def body(input):
         ops = REGISTRY
         if input.spec.ndim > 2:
-            raise RuntimeError(message("corrcoef", "expected input to have two or fewer dimensions", f"shape {list(input.spec.shape)}"))
+            raise RuntimeError(
+                message("corrcoef", "expected input to have two or fewer dimensions", f"shape {list(input.spec.shape)}")
+            )
         c = cov(input)
         if not c.spec.ndim:
             return ops["true_divide"](c, c)

@@ -24,11 +24,15 @@ class as_strided(View):
 
     def view(s: Spec, size, stride, offset):
         if len(size) != len(stride):
-            raise RuntimeError("as_strided: size and stride must have one length (mismatch in length of strides and shape), got "
-                               f"{list(size)} and {list(stride)}.")
+            raise RuntimeError(
+                "as_strided: size and stride must have one length (mismatch in length of strides and shape), got "
+                f"{list(size)} and {list(stride)}."
+            )
         if any(n < 0 for n in stride):
-            raise RuntimeError("as_strided: strides must not be negative (Negative strides are not supported at the moment), got "
-                               f"{list(stride)}. Use flip().")
+            raise RuntimeError(
+                "as_strided: strides must not be negative (Negative strides are not supported at the moment), got "
+                f"{list(stride)}. Use flip()."
+            )
         if any(n < 0 for n in size):
             raise RuntimeError(f"as_strided: sizes must not be negative, got {list(size)}.")
         return size, stride, offset
@@ -96,14 +100,20 @@ class frames(View):
         if size < 0:
             raise RuntimeError(f"unfold: size must be non-negative, got {size} (size is {size} but must be >= 0).")
         if reach > n:
-            raise RuntimeError(f"unfold: windows of size {reach} do not fit into dim {d} of size {n} (maximum size for tensor at dimension "
-                               f"{d} is {n} but size is {reach}).")
+            raise RuntimeError(
+                f"unfold: windows of size {reach} do not fit into dim {d} of size {n} (maximum size for tensor at dimension "
+                f"{d} is {n} but size is {reach})."
+            )
         if step <= 0:
             raise RuntimeError(f"unfold: step must be positive, got {step} (step is {step} but must be > 0).")
         if not s.ndim:
             return (size,), (1,), 0
         count = (n - reach) // step + 1
-        return [*s.shape[:d], count, *s.shape[d + 1:], size], [*s.strides[:d], stride * step, *s.strides[d + 1:], stride * dilation], 0
+        return (
+            [*s.shape[:d], count, *s.shape[d + 1 :], size],
+            [*s.strides[:d], stride * step, *s.strides[d + 1 :], stride * dilation],
+            0,
+        )
 
     def vjp(g, out, input, dimension, size, step, dilation):
         zeros = REGISTRY["full"](tuple(input.spec.shape), 0, dtype=g.spec.dtype, device=g.spec.device)
@@ -175,8 +185,8 @@ class add_frames(Assemble):
         found = []
         for first in range(min(q, parts.shape[d])):
             count = -(-(parts.shape[d] - first) // q)
-            shape = (*parts.shape[:d], count, *parts.shape[d + 1:])
-            strides = (*out.strides[:d], stride * step * q, *out.strides[d + 1:], stride * dilation)
+            shape = (*parts.shape[:d], count, *parts.shape[d + 1 :])
+            strides = (*out.strides[:d], stride * step * q, *out.strides[d + 1 :], stride * dilation)
             rows = tuple(() if n == 1 else ((j, q if j == d else 1),) for j, n in enumerate(shape))
             offsets = tuple(first if j == d else 0 for j in range(len(shape)))
             found.append(Piece(1, shape, strides, first * step * stride, IndexMap(rows, offsets), combine="add"))
@@ -193,7 +203,7 @@ class add_frames(Assemble):
         found = base.copy()
         view = np.moveaxis(found, dimension, -1)
         for i in range(parts.shape[dimension]):
-            view[..., i * step:i * step + dilation * (size - 1) + 1:dilation] += np.take(parts, i, dimension)
+            view[..., i * step : i * step + dilation * (size - 1) + 1 : dilation] += np.take(parts, i, dimension)
         return found
 
     def samples(t):
@@ -214,8 +224,10 @@ class strided_scatter(Composite):
 
     def meta(op, input, src, size, stride, offset):
         if tuple(src.shape) != tuple(size):
-            raise RuntimeError(f"as_strided_scatter: src must have the view's shape {list(size)} (expected src to have a size equal to the "
-                               f"slice of self), got {list(src.shape)}.")
+            raise RuntimeError(
+                f"as_strided_scatter: src must have the view's shape {list(size)} (expected src to have a size equal to the "
+                f"slice of self), got {list(src.shape)}."
+            )
         return Spec.of(input.shape, input.dtype, input.device)
 
     def body(input, src, size, stride, offset):

@@ -62,18 +62,24 @@ class expand(View):
     def view(s: Spec, size):
         lead = len(size) - s.ndim
         if lead < 0:
-            raise RuntimeError(f"expand: size must have at least as many dims as the input ({s.ndim}), got {list(size)}. The number of "
-                               "sizes provided must be greater or equal to the number of dimensions in the tensor.")
+            raise RuntimeError(
+                f"expand: size must have at least as many dims as the input ({s.ndim}), got {list(size)}. The number of "
+                "sizes provided must be greater or equal to the number of dimensions in the tensor."
+            )
         shape = []
         for i, n in enumerate(size):
             old = s.shape[i - lead] if i >= lead else None
             if n == -1:
                 if old is None:
-                    raise RuntimeError(f"expand: -1 is not allowed in a leading, non-existing dim {i}, got {list(size)}.")
+                    raise RuntimeError(
+                        f"expand: -1 is not allowed in a leading, non-existing dim {i}, got {list(size)}."
+                    )
                 n = old
             elif old is not None and old != n and old != 1:
-                raise RuntimeError(f"expand: the expanded size ({n}) must match the existing size ({old}) at non-singleton dimension {i}, "
-                                   f"got {list(size)} for input {list(s.shape)}.")
+                raise RuntimeError(
+                    f"expand: the expanded size ({n}) must match the existing size ({old}) at non-singleton dimension {i}, "
+                    f"got {list(size)} for input {list(s.shape)}."
+                )
             shape.append(n)
         return shape, expand_strides(s.shape, s.strides, shape), 0
 
@@ -108,8 +114,10 @@ class view_as_shape(View):
         shape = infer_shape("view", size, s.numel)
         strides = view_strides(s.shape, s.strides, shape)
         if strides is None:
-            raise RuntimeError(f"view: size {list(size)} is not compatible with the input's size {list(s.shape)} and strides "
-                               f"{list(s.strides)} (at least one dim would span two subspaces). Use .reshape(...) instead.")
+            raise RuntimeError(
+                f"view: size {list(size)} is not compatible with the input's size {list(s.shape)} and strides "
+                f"{list(s.strides)} (at least one dim would span two subspaces). Use .reshape(...) instead."
+            )
         return shape, strides, 0
 
     def vjp(g, out, input, size):
@@ -166,11 +174,15 @@ class permute(View):
 
     def view(s: Spec, dims):
         if len(dims) != s.ndim:
-            raise RuntimeError(f"permute: dims must name every dim once, got {list(dims)} for a {s.ndim}-d input (number of dimensions in "
-                               "the tensor input does not match the length of the desired ordering of dimensions).")
+            raise RuntimeError(
+                f"permute: dims must name every dim once, got {list(dims)} for a {s.ndim}-d input (number of dimensions in "
+                "the tensor input does not match the length of the desired ordering of dimensions)."
+            )
         order = [canonical_dim("permute", d, s.ndim) for d in dims]
         if len(set(order)) != len(order):
-            raise RuntimeError(f"permute: dims must name every dim once, got {list(dims)} (duplicate dims are not allowed).")
+            raise RuntimeError(
+                f"permute: dims must name every dim once, got {list(dims)} (duplicate dims are not allowed)."
+            )
         return [s.shape[d] for d in order], [s.strides[d] for d in order], 0
 
     def vjp(g, out, input, dims):
@@ -258,9 +270,11 @@ class select(View):
         d = canonical_dim("select", dim, s.ndim)
         n = s.shape[d]
         if not -n <= index < n:
-            raise IndexError(f"select: index must be in [{-n}, {n - 1}], got {index} (index {index} is out of bounds for dimension {d} "
-                             f"with size {n}).")
-        return [*s.shape[:d], *s.shape[d + 1:]], [*s.strides[:d], *s.strides[d + 1:]], index % n * s.strides[d]
+            raise IndexError(
+                f"select: index must be in [{-n}, {n - 1}], got {index} (index {index} is out of bounds for dimension {d} "
+                f"with size {n})."
+            )
+        return [*s.shape[:d], *s.shape[d + 1 :]], [*s.strides[:d], *s.strides[d + 1 :]], index % n * s.strides[d]
 
     def vjp(g, out, input, dim, index):
         return (fill_view(g, input, "select", dim, index),)
@@ -290,7 +304,9 @@ class slice_(View):
         if not s.ndim:
             raise RuntimeError("slice: cannot be applied to a 0-dim tensor. Unsqueeze it first.")
         if step <= 0:
-            raise ValueError(f"slice: step must be greater than zero, got {step}. Use flip(), or x[...] with a negative step.")
+            raise ValueError(
+                f"slice: step must be greater than zero, got {step}. Use flip(), or x[...] with a negative step."
+            )
         d = canonical_dim("slice", dim, s.ndim)
         first, last, _ = slice(start, end, step).indices(s.shape[d])
         length = max(0, -(-(last - first) // step))
@@ -325,13 +341,15 @@ class narrow(View):
         d = canonical_dim("narrow", dim, s.ndim)
         n, first = s.shape[d], int(start)
         if length < 0:
-            raise RuntimeError(f"narrow: length must be non-negative, got {length} (narrow(): length must be non-negative).")
+            raise RuntimeError(
+                f"narrow: length must be non-negative, got {length} (narrow(): length must be non-negative)."
+            )
         if not -n <= first <= n:
             raise IndexError(f"narrow: start must be in [{-n}, {n}], got {first} (Dimension out of range).")
         first = first + n if first < 0 else first
         if first + length > n:
             raise RuntimeError(f"narrow: start ({first}) + length ({length}) exceeds dimension size ({n}). Take less.")
-        shape = [*s.shape[:d], length, *s.shape[d + 1:]]
+        shape = [*s.shape[:d], length, *s.shape[d + 1 :]]
         return shape, s.strides, first * s.strides[d] if length else 0
 
     def vjp(g, out, input, dim, start, length):
@@ -357,11 +375,17 @@ class diagonal(View):
     def view(s: Spec, offset, dim1, dim2):
         a, b = canonical_dim("diagonal", dim1, s.ndim), canonical_dim("diagonal", dim2, s.ndim)
         if a == b or s.ndim < 2:
-            raise RuntimeError(f"diagonal: dim1 and dim2 must differ, got {dim1} and {dim2} (diagonal dimensions cannot be identical).")
+            raise RuntimeError(
+                f"diagonal: dim1 and dim2 must differ, got {dim1} and {dim2} (diagonal dimensions cannot be identical)."
+            )
         length = max(0, min(s.shape[a] + min(0, offset), s.shape[b] - max(0, offset)))
         keep = [d for d in range(s.ndim) if d not in (a, b)]
         start = (offset * s.strides[b] if offset >= 0 else -offset * s.strides[a]) if length else 0
-        return [*(s.shape[d] for d in keep), length], [*(s.strides[d] for d in keep), s.strides[a] + s.strides[b]], start
+        return (
+            [*(s.shape[d] for d in keep), length],
+            [*(s.strides[d] for d in keep), s.strides[a] + s.strides[b]],
+            start,
+        )
 
     def vjp(g, out, input, offset, dim1, dim2):
         return (fill_view(g, input, "diagonal", offset, dim1, dim2),)
@@ -419,20 +443,26 @@ class view_as_dtype(View):
         if old == new:
             return s.shape, s.strides, 0
         if not s.ndim:
-            raise RuntimeError(f"view: a 0-dim tensor cannot be read as a dtype of another size, got {s.dtype.name} as {dtype.name} "
-                               f"(self.dim() cannot be 0 to view {s.dtype.name} as {dtype.name} (different element sizes)).")
+            raise RuntimeError(
+                f"view: a 0-dim tensor cannot be read as a dtype of another size, got {s.dtype.name} as {dtype.name} "
+                f"(self.dim() cannot be 0 to view {s.dtype.name} as {dtype.name} (different element sizes))."
+            )
         if s.strides[-1] != 1:
-            raise RuntimeError(f"view: the last dim must have stride 1 to be read as another size, got strides {list(s.strides)} "
-                               f"(self.stride(-1) must be 1 to view {s.dtype.name} as {dtype.name} (different element sizes)). Call "
-                               ".contiguous() first.")
+            raise RuntimeError(
+                f"view: the last dim must have stride 1 to be read as another size, got strides {list(s.strides)} "
+                f"(self.stride(-1) must be 1 to view {s.dtype.name} as {dtype.name} (different element sizes)). Call "
+                ".contiguous() first."
+            )
         if old > new:
             by = old // new
             return [*s.shape[:-1], s.shape[-1] * by], [*(n * by for n in s.strides[:-1]), 1], 0
         by = new // old
         if s.shape[-1] % by or any(n % by for n in s.strides[:-1]):
-            raise RuntimeError(f"view: the last dim and the other strides must be divisible by {by} to be read as {dtype.name}, got shape "
-                               f"{list(s.shape)}, strides {list(s.strides)} (self.size(-1) must be divisible by {by}). Call .contiguous() "
-                               "first.")
+            raise RuntimeError(
+                f"view: the last dim and the other strides must be divisible by {by} to be read as {dtype.name}, got shape "
+                f"{list(s.shape)}, strides {list(s.strides)} (self.size(-1) must be divisible by {by}). Call .contiguous() "
+                "first."
+            )
         return [*s.shape[:-1], s.shape[-1] // by], [*(n // by for n in s.strides[:-1]), 1], 0
 
     def retype(s: Spec, dtype):
@@ -476,8 +506,10 @@ class subview(View):
                 strides.append(step * by)
             else:
                 if not -n <= item < n:
-                    raise IndexError(f"index: index must be in [{-n}, {n - 1}], got {item} (index {item} is out of bounds for dimension "
-                                     f"{d} with size {n}).")
+                    raise IndexError(
+                        f"index: index must be in [{-n}, {n - 1}], got {item} (index {item} is out of bounds for dimension "
+                        f"{d} with size {n})."
+                    )
                 offset += item % n * step
             d += 1
         return [*shape, *s.shape[d:]], [*strides, *s.strides[d:]], offset if math.prod(shape) and s.numel else 0

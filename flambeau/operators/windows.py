@@ -52,14 +52,14 @@ class padded(Template):
     def signature(input: Tensor, lows, sizes, value=0): ...
 
     def meta(op, s, lows, sizes, value):
-        return Spec.of((*s.shape[:s.ndim - len(lows)], *sizes), s.dtype, s.device)
+        return Spec.of((*s.shape[: s.ndim - len(lows)], *sizes), s.dtype, s.device)
 
     def lower(op, target, threads, s, lows, sizes, value):
-        shape = (*s.shape[:s.ndim - len(lows)], *sizes)
+        shape = (*s.shape[: s.ndim - len(lows)], *sizes)
         return pad_lines(s.shape, s.strides, lows, shape, itemsize=s.dtype.itemsize, value_bits=bits_of(value, s.dtype))
 
     def vjp(g, out, input, lows, sizes, value):
-        inner = tuple(input.spec.shape[input.spec.ndim - len(lows):])
+        inner = tuple(input.spec.shape[input.spec.ndim - len(lows) :])
         return (framed(g, tuple(-n for n in lows), inner),)
 
     def reference(x, lows, sizes, value=0):
@@ -81,7 +81,7 @@ class padded(Template):
 
 def framed(x, lows, sizes):
     """`padded` with 0, as a view where it only cuts off; x itself where nothing changes."""
-    shape = x.spec.shape[x.spec.ndim - len(lows):]
+    shape = x.spec.shape[x.spec.ndim - len(lows) :]
     if all(low <= 0 and size - low <= n for low, size, n in zip(lows, sizes, shape)):
         if tuple(shape) == tuple(sizes):
             return x
@@ -103,7 +103,7 @@ class cropped(View):
         return (*s.shape[:lead], *sizes), s.strides, sum(low * step for low, step in zip(lows, s.strides[lead:]))
 
     def vjp(g, out, input, lows, sizes):
-        return (padded(g, lows, tuple(input.spec.shape[input.spec.ndim - len(lows):])),)
+        return (padded(g, lows, tuple(input.spec.shape[input.spec.ndim - len(lows) :])),)
 
     jvp = LINEAR
 
@@ -132,11 +132,15 @@ class windows(View):
         lead = s.ndim - len(kernel)
         counts = [window_count(*numbers) for numbers in zip(s.shape[lead:], kernel, stride, dilation)]
         steps = s.strides[lead:]
-        strides = (*s.strides[:lead], *(n * step for n, step in zip(stride, steps)), *(n * step for n, step in zip(dilation, steps)))
+        strides = (
+            *s.strides[:lead],
+            *(n * step for n, step in zip(stride, steps)),
+            *(n * step for n, step in zip(dilation, steps)),
+        )
         return (*s.shape[:lead], *counts, *kernel), strides, 0
 
     def vjp(g, out, input, kernel, stride, dilation):
-        sizes = tuple(input.spec.shape[input.spec.ndim - len(kernel):])
+        sizes = tuple(input.spec.shape[input.spec.ndim - len(kernel) :])
         return (window_sum(g, sizes, stride, (0,) * len(kernel), dilation),)
 
     jvp = LINEAR
@@ -145,7 +149,11 @@ class windows(View):
         lead = x.ndim - len(kernel)
         reach = [d * (k - 1) + 1 for k, d in zip(kernel, dilation)]
         found = np.lib.stride_tricks.sliding_window_view(x, reach, tuple(range(lead, x.ndim)))
-        return found[(slice(None),) * lead + tuple(slice(None, None, s) for s in stride) + tuple(slice(None, None, d) for d in dilation)]
+        return found[
+            (slice(None),) * lead
+            + tuple(slice(None, None, s) for s in stride)
+            + tuple(slice(None, None, d) for d in dilation)
+        ]
 
     def samples(t):
         yield case(t(2, 7, 9), (3, 2), (2, 1), (1, 2))
@@ -166,20 +174,20 @@ class window_sum(Template):
     def signature(g: Tensor, sizes, stride, padding, dilation): ...
 
     def meta(op, g, sizes, stride, padding, dilation):
-        return Spec.of((*g.shape[:g.ndim - 2 * len(sizes)], *sizes), g.dtype, g.device)
+        return Spec.of((*g.shape[: g.ndim - 2 * len(sizes)], *sizes), g.dtype, g.device)
 
     def lower(op, target, threads, g, sizes, stride, padding, dilation):
-        shape = (*g.shape[:g.ndim - 2 * len(sizes)], *sizes)
+        shape = (*g.shape[: g.ndim - 2 * len(sizes)], *sizes)
         return window_sums(g.shape, g.strides, shape, stride, padding, dilation, g.dtype.name)
 
     def vjp(g, out, input, sizes, stride, padding, dilation):
         rank = len(sizes)
-        counts, kernel = input.spec.shape[-2 * rank:-rank], tuple(input.spec.shape[-rank:])
+        counts, kernel = input.spec.shape[-2 * rank : -rank], tuple(input.spec.shape[-rank:])
         return (windows(framed(g, padding, reach_of(counts, kernel, stride, dilation)), kernel, stride, dilation),)
 
     def reference(g, sizes, stride, padding, dilation):
         rank = len(sizes)
-        lead, counts, kernel = g.shape[:-2 * rank], g.shape[-2 * rank:-rank], g.shape[-rank:]
+        lead, counts, kernel = g.shape[: -2 * rank], g.shape[-2 * rank : -rank], g.shape[-rank:]
         out = np.zeros((*lead, *sizes), g.dtype)
         for w in np.ndindex(*counts):
             for t in np.ndindex(*kernel):
@@ -211,12 +219,14 @@ class window_pick(Template):
     def signature(g: Tensor, indices: Tensor, sizes, kernel, stride, padding, dilation): ...
 
     def meta(op, g, indices, sizes, kernel, stride, padding, dilation):
-        return Spec.of((*g.shape[:g.ndim - len(sizes)], *sizes), g.dtype, g.device)
+        return Spec.of((*g.shape[: g.ndim - len(sizes)], *sizes), g.dtype, g.device)
 
     def lower(op, target, threads, g, indices, sizes, kernel, stride, padding, dilation):
         if g.strides != indices.strides:
-            raise InternalError(f"window_pick: g and indices must lie alike, got strides {g.strides} and {indices.strides}")
-        shape = (*g.shape[:g.ndim - len(sizes)], *sizes)
+            raise InternalError(
+                f"window_pick: g and indices must lie alike, got strides {g.strides} and {indices.strides}"
+            )
+        shape = (*g.shape[: g.ndim - len(sizes)], *sizes)
         strides = (*g.strides, *(0,) * len(sizes))
         return window_sums((*g.shape, *kernel), strides, shape, stride, padding, dilation, g.dtype.name, picked=True)
 
@@ -228,13 +238,13 @@ class window_pick(Template):
 
     def vjp(g, out, input, indices, sizes, kernel, stride, padding, dilation):
         rank = len(sizes)
-        lead = tuple(g.spec.shape[:g.spec.ndim - rank])
+        lead = tuple(g.spec.shape[: g.spec.ndim - rank])
         flat = REGISTRY["reshape"](g, (*lead, math.prod(sizes)))
         at = REGISTRY["reshape"](indices, (*lead, math.prod(indices.spec.shape[-rank:])))
         return REGISTRY["reshape"](REGISTRY["gather"](flat, -1, at), tuple(input.spec.shape)), None
 
     def reference(g, indices, sizes, kernel, stride, padding, dilation):
-        lead = g.shape[:g.ndim - len(sizes)]
+        lead = g.shape[: g.ndim - len(sizes)]
         out = np.zeros((*lead, math.prod(sizes)), g.dtype)
         for place in np.ndindex(*lead):
             np.add.at(out[place], indices[place].reshape(-1), g[place].reshape(-1))

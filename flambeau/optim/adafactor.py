@@ -47,7 +47,16 @@ class Adafactor(Optimizer):
         at_least("d", d, 1.0, text="Clipping threshold d should be >= 1 but is")
         at_least("weight_decay", weight_decay, text="weight_decay should be >= 0 but is")
         super().__init__(
-            params, dict(lr=lr, beta2_decay=beta2_decay, eps=eps, d=d, weight_decay=weight_decay, foreach=foreach, maximize=maximize)
+            params,
+            dict(
+                lr=lr,
+                beta2_decay=beta2_decay,
+                eps=eps,
+                d=d,
+                weight_decay=weight_decay,
+                foreach=foreach,
+                maximize=maximize,
+            ),
         )
 
     @no_grad()

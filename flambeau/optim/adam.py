@@ -7,7 +7,17 @@ from typing import Any
 
 from flambeau._tensor import Tensor
 from flambeau.ir.op import REGISTRY
-from flambeau.optim.optimizer import Optimizer, at_least, check_betas, check_lr, counted, differentiable_step, number, scalar, zeros_like
+from flambeau.optim.optimizer import (
+    Optimizer,
+    at_least,
+    check_betas,
+    check_lr,
+    counted,
+    differentiable_step,
+    number,
+    scalar,
+    zeros_like,
+)
 
 __all__ = ["Adam", "AdamW"]
 
@@ -152,7 +162,16 @@ class Adam(Optimizer):
             n = counted(state["step"])
             lr, decay = number(group["lr"]), group["weight_decay"]
             beta1, beta2 = (number(b) for b in group["betas"])
-            numbers = (1 - lr * decay, decay, 1 - beta1, beta2, 1 - beta2, lr / (1 - beta1**n), (1 - beta2**n) ** 0.5, group["eps"])
+            numbers = (
+                1 - lr * decay,
+                decay,
+                1 - beta1,
+                beta2,
+                1 - beta2,
+                lr / (1 - beta1**n),
+                (1 - beta2**n) ** 0.5,
+                group["eps"],
+            )
             flags = (group["maximize"], decay != 0, group["decoupled_weight_decay"])
             m, v = state["exp_avg"], state["exp_avg_sq"]
             if group["amsgrad"]:

@@ -7,7 +7,17 @@ from typing import Any
 
 from flambeau._tensor import Tensor
 from flambeau.ir.op import REGISTRY
-from flambeau.optim.optimizer import Optimizer, at_least, check_betas, check_lr, counted, differentiable_step, number, scalar, zeros_like
+from flambeau.optim.optimizer import (
+    Optimizer,
+    at_least,
+    check_betas,
+    check_lr,
+    counted,
+    differentiable_step,
+    number,
+    scalar,
+    zeros_like,
+)
 
 __all__ = ["Adadelta", "Adagrad", "Adamax", "RMSprop"]
 
@@ -111,7 +121,12 @@ class RMSprop(_Adaptive):
             alpha, decay = group["alpha"], group["weight_decay"]
             numbers = (number(group["lr"]), decay, alpha, 1 - alpha, group["eps"], momentum)
             self.update(
-                rmsprop, (0, *range(2, len(tensors))), tensors, numbers, group, (group["maximize"], decay != 0, centered, momentum > 0)
+                rmsprop,
+                (0, *range(2, len(tensors))),
+                tensors,
+                numbers,
+                group,
+                (group["maximize"], decay != 0, centered, momentum > 0),
             )
         return loss
 
@@ -163,7 +178,11 @@ class Adagrad(_Adaptive):
         )
         for group in self.param_groups:
             for p in group["params"]:
-                start = complex(initial_accumulator_value, initial_accumulator_value) if p.is_complex() else initial_accumulator_value
+                start = (
+                    complex(initial_accumulator_value, initial_accumulator_value)
+                    if p.is_complex()
+                    else initial_accumulator_value
+                )
                 self.state[p]["step"] = scalar()
                 self.state[p]["sum"] = REGISTRY["full"](tuple(p.shape), start, dtype=p.dtype, device=p.device)
 
@@ -180,11 +199,20 @@ class Adagrad(_Adaptive):
             n = counted(state["step"])
             decay = group["weight_decay"]
             rate = number(group["lr"]) / (1 + (n - 1) * group["lr_decay"])
-            self.update(adagrad, (0, 2), (p, g, state["sum"]), (rate, decay, group["eps"]), group, (group["maximize"], decay != 0))
+            self.update(
+                adagrad,
+                (0, 2),
+                (p, g, state["sum"]),
+                (rate, decay, group["eps"]),
+                group,
+                (group["maximize"], decay != 0),
+            )
         return loss
 
 
-def adadelta(p: Any, g: Any, s: Any, d: Any, lr: Any, rho: Any, rho_rest: Any, eps: Any, decay: Any, maximize: bool, decays: bool) -> tuple:
+def adadelta(
+    p: Any, g: Any, s: Any, d: Any, lr: Any, rho: Any, rho_rest: Any, eps: Any, decay: Any, maximize: bool, decays: bool
+) -> tuple:
     """A step of sqrt(d + eps) / sqrt(s + eps) g, where s and d are running means of g² and of the step's square."""
     g = directed(p, g, decay, maximize, decays)
     s = s * rho + g * g * rho_rest
@@ -238,13 +266,28 @@ class Adadelta(_Adaptive):
             rho, decay = group["rho"], group["weight_decay"]
             numbers = (number(group["lr"]), rho, 1 - rho, group["eps"], decay)
             self.update(
-                adadelta, (0, 2, 3), (p, g, state["square_avg"], state["acc_delta"]), numbers, group, (group["maximize"], decay != 0)
+                adadelta,
+                (0, 2, 3),
+                (p, g, state["square_avg"], state["acc_delta"]),
+                numbers,
+                group,
+                (group["maximize"], decay != 0),
             )
         return loss
 
 
 def adamax(
-    p: Any, g: Any, m: Any, u: Any, rate: Any, beta1_rest: Any, beta2: Any, eps: Any, decay: Any, maximize: bool, decays: bool
+    p: Any,
+    g: Any,
+    m: Any,
+    u: Any,
+    rate: Any,
+    beta1_rest: Any,
+    beta2: Any,
+    eps: Any,
+    decay: Any,
+    maximize: bool,
+    decays: bool,
 ) -> tuple:
     """p - rate m / u with u = max(beta2 u, |g| + eps)."""
     g = directed(p, g, decay, maximize, decays)
@@ -298,5 +341,12 @@ class Adamax(_Adaptive):
             beta1, beta2 = group["betas"]
             decay = group["weight_decay"]
             numbers = (number(group["lr"]) / (1 - beta1**n), 1 - beta1, beta2, group["eps"], decay)
-            self.update(adamax, (0, 2, 3), (p, g, state["exp_avg"], state["exp_inf"]), numbers, group, (group["maximize"], decay != 0))
+            self.update(
+                adamax,
+                (0, 2, 3),
+                (p, g, state["exp_avg"], state["exp_inf"]),
+                numbers,
+                group,
+                (group["maximize"], decay != 0),
+            )
         return loss

@@ -17,7 +17,9 @@ from flambeau.tape.grad_mode import enable_grad, no_grad
 __all__ = ["LBFGS"]
 
 
-def cubic_minimum(x1: float, f1: float, g1: float, x2: float, f2: float, g2: float, bounds: tuple[float, float] | None = None) -> float:
+def cubic_minimum(
+    x1: float, f1: float, g1: float, x2: float, f2: float, g2: float, bounds: tuple[float, float] | None = None
+) -> float:
     """Where the cubic through two points with slopes is smallest, inside the bounds (the points unless given)."""
     low, high = bounds if bounds is not None else (min(x1, x2), max(x1, x2))
     d1 = g1 + g2 - 3 * (f1 - f2) / (x1 - x2)
@@ -204,7 +206,14 @@ class LBFGS(Optimizer):
             if float((d * t).abs().max()) <= tolerance_change or abs(loss - loss_before) < tolerance_change:
                 break
         state.update(
-            d=d, t=t, old_dirs=history[0], old_stps=history[1], ro=history[2], H_diag=h, prev_flat_grad=before, prev_loss=loss_before
+            d=d,
+            t=t,
+            old_dirs=history[0],
+            old_stps=history[1],
+            ro=history[2],
+            H_diag=h,
+            prev_flat_grad=before,
+            prev_loss=loss_before,
         )
         return first_loss
 
@@ -238,7 +247,9 @@ class LBFGS(Optimizer):
             r = r + steps[i] * (weights[i] - changes[i].dot(r) * inverses[i])
         return r, h
 
-    def _search(self, closure: Callable, t: float, d: Tensor, loss: float, g: Tensor, slope: float) -> tuple[float, Tensor, float, int]:
+    def _search(
+        self, closure: Callable, t: float, d: Tensor, loss: float, g: Tensor, slope: float
+    ) -> tuple[float, Tensor, float, int]:
         """(loss, gradient, step, evaluations) after a line search; the parameters are moved there."""
         start = [p.detach().clone() for p in self._params]
 

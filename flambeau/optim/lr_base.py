@@ -54,7 +54,9 @@ class LRScheduler:
             if last_epoch == -1:
                 group.setdefault("initial_lr", current_value(group["lr"]))
             elif "initial_lr" not in group:
-                raise KeyError(f"param 'initial_lr' is not specified in param_groups[{i}] when resuming scheduler with last_epoch >= 0.")
+                raise KeyError(
+                    f"param 'initial_lr' is not specified in param_groups[{i}] when resuming scheduler with last_epoch >= 0."
+                )
         self.base_lrs = [current_value(group["initial_lr"]) for group in optimizer.param_groups]
         self.last_epoch = last_epoch
         _track_steps(optimizer)
@@ -89,7 +91,11 @@ class LRScheduler:
 
     def _warn_outside_step(self) -> None:
         if not self._get_lr_called_within_step:
-            warnings.warn("To get the last learning rate computed by the scheduler, please use `get_last_lr()`.", UserWarning, stacklevel=3)
+            warnings.warn(
+                "To get the last learning rate computed by the scheduler, please use `get_last_lr()`.",
+                UserWarning,
+                stacklevel=3,
+            )
 
     def step(self, epoch: int | None = None) -> None:
         """Go on by one (or to `epoch`, where a schedule has a closed form) and set the rates."""

@@ -110,9 +110,13 @@ class ReduceLROnPlateau(LRScheduler):
 class SequentialLR(LRScheduler):
     """One schedule after the other, changed at the milestones."""
 
-    def __init__(self, optimizer: Optimizer, schedulers: list[LRScheduler], milestones: list[int], last_epoch: int = -1):
+    def __init__(
+        self, optimizer: Optimizer, schedulers: list[LRScheduler], milestones: list[int], last_epoch: int = -1
+    ):
         if len(schedulers) < 1:
-            raise ValueError(f"{type(self).__name__} expects at least one scheduler to be chained, but got no scheduler.")
+            raise ValueError(
+                f"{type(self).__name__} expects at least one scheduler to be chained, but got no scheduler."
+            )
         for i, scheduler in enumerate(schedulers):
             if not hasattr(scheduler, "optimizer"):
                 raise TypeError(f"{type(self).__name__} at index {i} should have `optimizer` as its attribute.")
@@ -132,7 +136,12 @@ class SequentialLR(LRScheduler):
                 f"Sequential Schedulers expects number of schedulers provided to be one more than the number of milestone points, but got "
                 f"number of schedulers {len(schedulers)} and the number of milestones to be equal to {len(milestones)}"
             )
-        self._schedulers, self._milestones, self.last_epoch, self.optimizer = schedulers, milestones, last_epoch + 1, optimizer
+        self._schedulers, self._milestones, self.last_epoch, self.optimizer = (
+            schedulers,
+            milestones,
+            last_epoch + 1,
+            optimizer,
+        )
         for group in optimizer.param_groups:
             set_option(group, "lr", group["initial_lr"])
         for scheduler in schedulers:  # undo what their own first steps did, all but the first's
@@ -176,7 +185,9 @@ class ChainedScheduler(LRScheduler):
 
     def __init__(self, schedulers: Sequence[LRScheduler], optimizer: Optimizer | None = None):
         if len(schedulers) < 1:
-            raise ValueError(f"{type(self).__name__} expects at least one scheduler to be chained, but got no scheduler.")
+            raise ValueError(
+                f"{type(self).__name__} expects at least one scheduler to be chained, but got no scheduler."
+            )
         optimizer = optimizer or schedulers[0].optimizer
         for i, scheduler in enumerate(schedulers):
             if not hasattr(scheduler, "optimizer"):

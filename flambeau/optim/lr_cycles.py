@@ -154,7 +154,10 @@ class OneCycleLR(LRScheduler):
             if "momentum" not in optimizer.defaults and "betas" not in optimizer.defaults:
                 raise ValueError("optimizer must support momentum or beta1 with `cycle_momentum` option enabled")
             self.use_beta1 = "betas" in optimizer.defaults
-            lows, highs = per_group("base_momentum", base_momentum, optimizer), per_group("max_momentum", max_momentum, optimizer)
+            lows, highs = (
+                per_group("base_momentum", base_momentum, optimizer),
+                per_group("max_momentum", max_momentum, optimizer),
+            )
             if last_epoch == -1:
                 for low, high, group in zip(lows, highs, optimizer.param_groups):
                     _set_momentum(group, high, self.use_beta1)
@@ -201,7 +204,9 @@ class OneCycleLR(LRScheduler):
                     rates.append(self._anneal(group[phase["start_lr"]], group[phase["end_lr"]], share))
                     if self.cycle_momentum:
                         _set_momentum(
-                            group, self._anneal(group[phase["start_momentum"]], group[phase["end_momentum"]], share), self.use_beta1
+                            group,
+                            self._anneal(group[phase["start_momentum"]], group[phase["end_momentum"]], share),
+                            self.use_beta1,
                         )
                     break
                 begin = end

@@ -29,7 +29,12 @@ __all__ = [
 class LambdaLR(LRScheduler):
     """The initial rate times lr_lambda(epoch)."""
 
-    def __init__(self, optimizer: Optimizer, lr_lambda: Callable[[int], float] | list[Callable[[int], float]], last_epoch: int = -1):
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        lr_lambda: Callable[[int], float] | list[Callable[[int], float]],
+        last_epoch: int = -1,
+    ):
         self.optimizer = optimizer
         self.lr_lambdas = per_group("lr_lambda", lr_lambda, optimizer)
         super().__init__(optimizer, last_epoch)
@@ -37,7 +42,9 @@ class LambdaLR(LRScheduler):
     def state_dict(self) -> dict[str, Any]:
         """Without the functions, but with the attributes of callable objects."""
         state = {k: v for k, v in self.__dict__.items() if k not in ("optimizer", "lr_lambdas")}
-        state["lr_lambdas"] = [None if isinstance(f, types.FunctionType) else f.__dict__.copy() for f in self.lr_lambdas]
+        state["lr_lambdas"] = [
+            None if isinstance(f, types.FunctionType) else f.__dict__.copy() for f in self.lr_lambdas
+        ]
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -115,14 +122,21 @@ class ConstantLR(LRScheduler):
         return [rate * (1.0 / self.factor) for rate in self._current()]
 
     def _get_closed_form_lr(self) -> list:
-        return [base * (self.factor + (self.last_epoch >= self.total_iters) * (1 - self.factor)) for base in self.base_lrs]
+        return [
+            base * (self.factor + (self.last_epoch >= self.total_iters) * (1 - self.factor)) for base in self.base_lrs
+        ]
 
 
 class LinearLR(LRScheduler):
     """The initial rate times a factor that goes from start_factor to end_factor in total_iters epochs."""
 
     def __init__(
-        self, optimizer: Optimizer, start_factor: float = 1.0 / 3, end_factor: float = 1.0, total_iters: int = 5, last_epoch: int = -1
+        self,
+        optimizer: Optimizer,
+        start_factor: float = 1.0 / 3,
+        end_factor: float = 1.0,
+        total_iters: int = 5,
+        last_epoch: int = -1,
     ):
         if start_factor > 1.0 or start_factor <= 0:
             raise ValueError("Starting multiplicative factor expected to be greater than 0 and less or equal to 1.")
@@ -138,7 +152,10 @@ class LinearLR(LRScheduler):
         if self._is_initial or self.last_epoch > self.total_iters:
             return self._current()
         rise = self.end_factor - self.start_factor
-        return [rate * (1.0 + rise / (self.total_iters * self.start_factor + (self.last_epoch - 1) * rise)) for rate in self._current()]
+        return [
+            rate * (1.0 + rise / (self.total_iters * self.start_factor + (self.last_epoch - 1) * rise))
+            for rate in self._current()
+        ]
 
     def _get_closed_form_lr(self) -> list:
         share = min(self.total_iters, self.last_epoch) / self.total_iters
@@ -197,12 +214,18 @@ class CosineAnnealingLR(LRScheduler):
         if self._step_count == 1 and t > 0:
             return [low + (base - low) * (1 + math.cos(t * math.pi / n)) / 2 for base in self.base_lrs]
         if (t - 1 - n) % (2 * n) == 0:
-            return [rate + (base - low) * (1 - math.cos(math.pi / n)) / 2 for base, rate in zip(self.base_lrs, self._current())]
+            return [
+                rate + (base - low) * (1 - math.cos(math.pi / n)) / 2
+                for base, rate in zip(self.base_lrs, self._current())
+            ]
         ratio = (1 + math.cos(math.pi * t / n)) / (1 + math.cos(math.pi * (t - 1) / n))
         return [ratio * (rate - low) + low for rate in self._current()]
 
     def _get_closed_form_lr(self) -> list:
-        return [self.eta_min + (base - self.eta_min) * (1 + math.cos(math.pi * self.last_epoch / self.T_max)) / 2 for base in self.base_lrs]
+        return [
+            self.eta_min + (base - self.eta_min) * (1 + math.cos(math.pi * self.last_epoch / self.T_max)) / 2
+            for base in self.base_lrs
+        ]
 
 
 class CosineAnnealingWarmRestarts(LRScheduler):
@@ -220,7 +243,10 @@ class CosineAnnealingWarmRestarts(LRScheduler):
 
     def get_lr(self) -> list:
         self._warn_outside_step()
-        return [self.eta_min + (base - self.eta_min) * (1 + math.cos(math.pi * self.T_cur / self.T_i)) / 2 for base in self.base_lrs]
+        return [
+            self.eta_min + (base - self.eta_min) * (1 + math.cos(math.pi * self.T_cur / self.T_i)) / 2
+            for base in self.base_lrs
+        ]
 
     def step(self, epoch: float | None = None) -> None:
         """Go on by one, or to a (fractional) epoch."""

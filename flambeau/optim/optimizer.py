@@ -81,13 +81,19 @@ def register_optimizer_step_post_hook(hook: Callable) -> HookHandle:
 def _with_hooks(step: Callable) -> Callable:
     @functools.wraps(step)
     def wrapper(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
-        if not (self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks or _global_pre_hooks or _global_post_hooks):
+        if not (
+            self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks or _global_pre_hooks or _global_post_hooks
+        ):
             return step(self, *args, **kwargs)
         for hook in (*_global_pre_hooks.values(), *self._optimizer_step_pre_hooks.values()):
             changed = hook(self, args, kwargs)
             if changed is not None:
                 if not isinstance(changed, tuple) or len(changed) != 2:
-                    raise RuntimeError(message("step", "a pre-hook must return None or a tuple of (new_args, new_kwargs)", str(changed)))
+                    raise RuntimeError(
+                        message(
+                            "step", "a pre-hook must return None or a tuple of (new_args, new_kwargs)", str(changed)
+                        )
+                    )
                 args, kwargs = changed
         result = step(self, *args, **kwargs)
         for hook in (*self._optimizer_step_post_hooks.values(), *_global_post_hooks.values()):
@@ -191,7 +197,8 @@ class Optimizer:
             param_group.setdefault(name, default)
         if len({id(t) for t in tensors}) != len(tensors):
             warnings.warn(
-                "optimizer contains a parameter group with duplicate parameters; in future, this will cause an error", stacklevel=3
+                "optimizer contains a parameter group with duplicate parameters; in future, this will cause an error",
+                stacklevel=3,
             )
         known = {id(t) for group in self.param_groups for t in group["params"]}
         if any(id(t) in known for t in tensors):
@@ -288,7 +295,12 @@ class Optimizer:
         for group in self.param_groups:
             for p in group["params"]:
                 numbers.setdefault(id(p), len(numbers))
-            groups.append({**{k: v for k, v in group.items() if k != "params"}, "params": [numbers[id(p)] for p in group["params"]]})
+            groups.append(
+                {
+                    **{k: v for k, v in group.items() if k != "params"},
+                    "params": [numbers[id(p)] for p in group["params"]],
+                }
+            )
         state = {numbers[id(k)] if isinstance(k, Tensor) else k: v for k, v in self.state.items()}
         result = {"state": state, "param_groups": groups}
         for hook in self._optimizer_state_dict_post_hooks.values():
@@ -312,9 +324,14 @@ class Optimizer:
         if len(groups) != len(saved):
             raise ValueError("loaded state dict has a different number of parameter groups")
         if [len(g["params"]) for g in groups] != [len(g["params"]) for g in saved]:
-            raise ValueError("loaded state dict contains a parameter group that doesn't match the size of optimizer's group")
+            raise ValueError(
+                "loaded state dict contains a parameter group that doesn't match the size of optimizer's group"
+            )
         by_number = dict(
-            zip(itertools.chain.from_iterable(g["params"] for g in saved), itertools.chain.from_iterable(g["params"] for g in groups))
+            zip(
+                itertools.chain.from_iterable(g["params"] for g in saved),
+                itertools.chain.from_iterable(g["params"] for g in groups),
+            )
         )
         state: defaultdict[Any, Any] = defaultdict(dict)
         for key, value in state_dict["state"].items():
@@ -339,7 +356,11 @@ def _fitted(p: Tensor, value: Any, key: Any = None) -> Any:
     if isinstance(value, Tensor):
         if key == "step":
             return value.detach().clone() if value.dtype.is_floating_point else value.to(float32)
-        return value.detach().to(p.dtype).clone() if p.dtype.is_floating_point and value.dtype.is_floating_point else value.detach().clone()
+        return (
+            value.detach().to(p.dtype).clone()
+            if p.dtype.is_floating_point and value.dtype.is_floating_point
+            else value.detach().clone()
+        )
     if isinstance(value, dict):
         return {k: _fitted(p, v, k) for k, v in value.items()}
     if isinstance(value, (list, tuple)):

@@ -24,7 +24,9 @@ from flambeau.optim.optimizer import (
 __all__ = ["ASGD", "Rprop"]
 
 
-def rprop(p: Any, g: Any, previous: Any, size: Any, shrink: Any, grow: Any, smallest: Any, largest: Any, maximize: bool) -> tuple:
+def rprop(
+    p: Any, g: Any, previous: Any, size: Any, shrink: Any, grow: Any, smallest: Any, largest: Any, maximize: bool
+) -> tuple:
     """Sizes grow while the sign stays and shrink when it turns; the step is the size with the gradient's sign."""
     where = REGISTRY["where"]
     g = -g if maximize else g
@@ -78,7 +80,9 @@ class Rprop(_Adaptive):
                 state["step_size"] = REGISTRY["full"](tuple(p.shape), start, dtype=p.dtype, device=p.device)
             counted(state["step"])
             numbers = (*group["etas"], *(float(s) for s in group["step_sizes"]))
-            self.update(rprop, (0, 2, 3), (p, g, state["prev"], state["step_size"]), numbers, group, (group["maximize"],))
+            self.update(
+                rprop, (0, 2, 3), (p, g, state["prev"], state["step_size"]), numbers, group, (group["maximize"],)
+            )
         return loss
 
 
@@ -129,10 +133,27 @@ class ASGD(_Adaptive):
         for group, p, g, state in self.each():
             lr = number(group["lr"])
             if not state:
-                state["step"], state["eta"], state["mu"], state["ax"] = scalar(), scalar(float(lr)), scalar(1.0), zeros_like(p)
+                state["step"], state["eta"], state["mu"], state["ax"] = (
+                    scalar(),
+                    scalar(float(lr)),
+                    scalar(1.0),
+                    zeros_like(p),
+                )
             n = counted(state["step"])
-            eta, mu, lambd, decay = read_scalar(state["eta"]), read_scalar(state["mu"]), group["lambd"], group["weight_decay"]
-            self.update(asgd, (0, 2), (p, g, state["ax"]), (decay, 1 - lambd * eta, eta, mu), group, (group["maximize"], decay != 0))
+            eta, mu, lambd, decay = (
+                read_scalar(state["eta"]),
+                read_scalar(state["mu"]),
+                group["lambd"],
+                group["weight_decay"],
+            )
+            self.update(
+                asgd,
+                (0, 2),
+                (p, g, state["ax"]),
+                (decay, 1 - lambd * eta, eta, mu),
+                group,
+                (group["maximize"], decay != 0),
+            )
             write_scalar(state["eta"], lr / (1 + lambd * lr * n) ** group["alpha"])
             late = n - group["t0"]
             write_scalar(state["mu"], 1 / (REGISTRY["clamp"](late, 1.0) if in_trace() else max(1.0, late)))

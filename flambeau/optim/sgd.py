@@ -30,7 +30,16 @@ def first_momentum(
 
 
 def later_momentum(
-    p: Any, g: Any, b: Any, lr: Any, weight_decay: Any, momentum: Any, undamped: Any, maximize: bool, decays: bool, nesterov: bool
+    p: Any,
+    g: Any,
+    b: Any,
+    lr: Any,
+    weight_decay: Any,
+    momentum: Any,
+    undamped: Any,
+    maximize: bool,
+    decays: bool,
+    nesterov: bool,
 ) -> tuple:
     """b = momentum b + (1 - dampening) g, and a step along b (or g + momentum b)."""
     g = _directed(p, g, weight_decay, maximize, decays)
@@ -78,7 +87,13 @@ class SGD(Optimizer):
     def __setstate__(self, values: dict) -> None:
         super().__setstate__(values)
         for group in self.param_groups:
-            for name, default in (("nesterov", False), ("maximize", False), ("foreach", None), ("differentiable", False), ("fused", None)):
+            for name, default in (
+                ("nesterov", False),
+                ("maximize", False),
+                ("foreach", None),
+                ("differentiable", False),
+                ("fused", None),
+            ):
                 group.setdefault(name, default)
 
     @differentiable_step
@@ -99,5 +114,7 @@ class SGD(Optimizer):
                 b = state["momentum_buffer"] = g.detach().clone()
                 self.update(first_momentum, (0, 2), (p, g, b), (lr, decay, momentum), group, flags)
             else:
-                self.update(later_momentum, (0, 2), (p, g, b), (lr, decay, momentum, 1 - group["dampening"]), group, flags)
+                self.update(
+                    later_momentum, (0, 2), (p, g, b), (lr, decay, momentum, 1 - group["dampening"]), group, flags
+                )
         return loss

@@ -29,7 +29,9 @@ def decompose(graph: Graph) -> Graph:
 def _inline(node: Node, env: dict[Value, Any], result: Graph) -> None:
     args = map_values(lambda v: env[v], node.args)
     if node.op.kind != COMPOSITE:
-        for old, new in zip(node.outputs, result.add(node.op, args, node.source, tuple(v.spec.plain() for v in node.outputs))):
+        for old, new in zip(
+            node.outputs, result.add(node.op, args, node.source, tuple(v.spec.plain() for v in node.outputs))
+        ):
             env[old] = new
         return
     body, outs = body_graph(node.op, args)

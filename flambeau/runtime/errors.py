@@ -55,9 +55,15 @@ def declare(number: int, rule: str, got: str, exception: type[Exception], step: 
     return kind
 
 
-INDEX = declare(1, "index must be at least {least} and less than {size} in dim {dim} (out of bounds)", "{index}", IndexError)
-ELEMENT = declare(4, "index must be at least 0 and less than {size} in dim {dim} (out of bounds)", "{index}", RuntimeError)
-POSITION = declare(5, "index must be at least 0 and less than {size} in dim {dim} (out of range)", "{index}", IndexError)
+INDEX = declare(
+    1, "index must be at least {least} and less than {size} in dim {dim} (out of bounds)", "{index}", IndexError
+)
+ELEMENT = declare(
+    4, "index must be at least 0 and less than {size} in dim {dim} (out of bounds)", "{index}", RuntimeError
+)
+POSITION = declare(
+    5, "index must be at least 0 and less than {size} in dim {dim} (out of range)", "{index}", IndexError
+)
 ZERO_DIVISION = declare(2, "an integer divisor must not be 0", "0 at element {index}", RuntimeError)
 ASSERTION = declare(3, "the asserted condition must hold", "false at element {index}", RuntimeError)
 
@@ -97,7 +103,9 @@ class Failure:
     def text(self) -> str:
         kind = _kinds.get(self.kind)
         if kind is None:
-            return message(self.op, f"failed with code {self.kind}", {"index": self.index, "dim": self.dim, "size": self.size})
+            return message(
+                self.op, f"failed with code {self.kind}", {"index": self.index, "dim": self.dim, "size": self.size}
+            )
         first, second, third = self.details
         words = {"index": self.index, "dim": self.dim, "size": self.size, "least": -self.size}
         words |= {"first": first, "second": second, "third": third}

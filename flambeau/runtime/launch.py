@@ -126,7 +126,9 @@ def set_num_threads(number: int) -> None:
     if not 1 <= number <= MAX_THREADS:
         raise ValueError(message("set_num_threads", f"the number must be 1 to {MAX_THREADS}", repr(number)))
     if number > 1 and not system.POOL:
-        raise ValueError(message("set_num_threads", "this system has no native threads, so the number must be 1", repr(number)))
+        raise ValueError(
+            message("set_num_threads", "this system has no native threads, so the number must be 1", repr(number))
+        )
     with _threads.lock:
         _threads.wanted = number
         if _threads.started:

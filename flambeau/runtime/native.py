@@ -226,7 +226,9 @@ def _emit_start(module: Module, worker: Function) -> Function:
         k.store(k.offset(record, _RECORD_TID), index.get() + 1)
         k.store(k.offset(record, _RECORD_SEEN), seen)
         entry = Value(k, ptr, f"@{worker.name}")
-        failure.set(k.call(create, k.offset(record, _RECORD_THREAD), _read(k, state, "attributes"), entry, record, result=i32))
+        failure.set(
+            k.call(create, k.offset(record, _RECORD_THREAD), _read(k, state, "attributes"), entry, record, result=i32)
+        )
         with k.when(failure.get().eq(0)):
             index.set(index.get() + 1)
     k.store(_field(k, state, "create_error"), failure.get().to(i64))
@@ -237,7 +239,9 @@ def _emit_start(module: Module, worker: Function) -> Function:
 
 
 def _emit_parallel(module: Module, arch: str, claims: Function, start: Function) -> Function:
-    k = module.function("parallel", [("state", ptr), ("kernel", ptr), ("slots", ptr), ("total", i64), ("grain", i64)], internal=True)
+    k = module.function(
+        "parallel", [("state", ptr), ("kernel", ptr), ("slots", ptr), ("total", i64), ("grain", i64)], internal=True
+    )
     state, kernel, slots, total, grain = k.args
     busy, gate = _field(k, state, "busy"), _field(k, state, "gate")
     threads = k.load(_field(k, state, "threads"), i64)
@@ -299,7 +303,9 @@ def _emit_stop(module: Module) -> Function:
 
 def _emit_parallel_alone(module: Module) -> Function:
     """Where there are no native threads."""
-    k = module.function("parallel", [("state", ptr), ("kernel", ptr), ("slots", ptr), ("total", i64), ("grain", i64)], internal=True)
+    k = module.function(
+        "parallel", [("state", ptr), ("kernel", ptr), ("slots", ptr), ("total", i64), ("grain", i64)], internal=True
+    )
     _, kernel, slots, total, _ = k.args
     k.call(kernel, slots, 0, total, 0)
     k.ret()
@@ -321,7 +327,9 @@ def _emit_integer(k: Function, state: Value, object_: Value, kind: Value, int_la
         with k.when(kind.eq(_read(k, state, "PyLong_Type"))):
             size = k.load(k.offset(object_, header), i64)
             low = k.load(k.offset(object_, header + 8), u32).to(u64).bitcast(i64)
-            if int_layout == "tag":  # 3.12 and later: digits in the upper bits, sign (0: positive) in the lowest two, a flag between
+            if (
+                int_layout == "tag"
+            ):  # 3.12 and later: digits in the upper bits, sign (0: positive) in the lowest two, a flag between
                 positive = (size & 3).eq(0)
                 size = size.lshr(3)
                 one, two = positive & size.eq(1), positive & size.eq(2)
@@ -420,7 +428,14 @@ class State:
         self.address = system.map_pages(_STATE_BYTES)
         self._words = (ctypes.c_int64 * (_STATE_BYTES // 8)).from_address(self.address)
         python = ctypes.pythonapi
-        for name in ("PyLong_AsLongLong", "PyErr_Occurred", "PyErr_SetString", "PyEval_SaveThread", "PyEval_RestoreThread", "Py_IncRef"):
+        for name in (
+            "PyLong_AsLongLong",
+            "PyErr_Occurred",
+            "PyErr_SetString",
+            "PyEval_SaveThread",
+            "PyEval_RestoreThread",
+            "Py_IncRef",
+        ):
             self.set(name, ctypes.cast(getattr(python, name), ctypes.c_void_p).value or 0)
         for name, value in (("PyFloat_Type", float), ("PyLong_Type", int), ("None", None), ("TypeError", TypeError)):
             self.set(name, id(value))
@@ -451,7 +466,12 @@ class State:
 
 
 class _MethodDef(ctypes.Structure):
-    _fields_ = [("name", ctypes.c_char_p), ("function", ctypes.c_void_p), ("flags", ctypes.c_int), ("doc", ctypes.c_char_p)]
+    _fields_ = [
+        ("name", ctypes.c_char_p),
+        ("function", ctypes.c_void_p),
+        ("flags", ctypes.c_int),
+        ("doc", ctypes.c_char_p),
+    ]
 
 
 _METH_FASTCALL = 0x80

@@ -53,7 +53,9 @@ def map_pages(nbytes: int, align: int = PAGE_BYTES, huge: bool = False) -> int:
     if aligned < address + slack:
         unmap_pages(aligned + nbytes, address + slack - aligned)
     if huge:
-        _madvise(aligned, nbytes, _MADV_HUGEPAGE)  # a hint: kernels without huge pages refuse it, memory works either way
+        _madvise(
+            aligned, nbytes, _MADV_HUGEPAGE
+        )  # a hint: kernels without huge pages refuse it, memory works either way
     return aligned
 
 
@@ -116,10 +118,30 @@ def thread_attributes() -> int:
 def emit_wait(k: Function, syscall: Value, word: Value, expected: Value) -> None:
     """Sleep while the i32 at `word` is `expected`. May return early: callers look again."""
     zero = k.const(i64, 0)
-    k.call(syscall, k.const(i64, _SYS_FUTEX), word, k.const(i64, _FUTEX_WAIT_PRIVATE), expected.to(i64), zero, zero, zero, result=i64)
+    k.call(
+        syscall,
+        k.const(i64, _SYS_FUTEX),
+        word,
+        k.const(i64, _FUTEX_WAIT_PRIVATE),
+        expected.to(i64),
+        zero,
+        zero,
+        zero,
+        result=i64,
+    )
 
 
 def emit_wake(k: Function, syscall: Value, word: Value, count: Value) -> None:
     """Wake up to `count` threads that sleep on `word`."""
     zero = k.const(i64, 0)
-    k.call(syscall, k.const(i64, _SYS_FUTEX), word, k.const(i64, _FUTEX_WAKE_PRIVATE), count.to(i32).to(i64), zero, zero, zero, result=i64)
+    k.call(
+        syscall,
+        k.const(i64, _SYS_FUTEX),
+        word,
+        k.const(i64, _FUTEX_WAKE_PRIVATE),
+        count.to(i32).to(i64),
+        zero,
+        zero,
+        zero,
+        result=i64,
+    )

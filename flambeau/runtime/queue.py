@@ -83,7 +83,9 @@ class Queue(ABC):
     def launch(self, entry: Callable[..., None], *slots: int | float, keep: object = None) -> None: ...
 
     @abstractmethod
-    def copy(self, destination: int, source: int, nbytes: int, kind: Copy, *, non_blocking: bool = False, keep: object = None) -> None: ...
+    def copy(
+        self, destination: int, source: int, nbytes: int, kind: Copy, *, non_blocking: bool = False, keep: object = None
+    ) -> None: ...
 
     @abstractmethod
     def record(self, *, timed: bool = False) -> Event: ...
@@ -119,7 +121,9 @@ class ReachedEvent(Event):
     @property
     def time_ns(self) -> int:
         if self._time_ns is None:
-            raise RuntimeError(message("Event", "the event must be timed to be compared", step="Record it with timed=True."))
+            raise RuntimeError(
+                message("Event", "the event must be timed to be compared", step="Record it with timed=True.")
+            )
         return self._time_ns
 
 
@@ -140,7 +144,9 @@ class CpuQueue(Queue):
         entry(*slots)
         errors.thread_block().check()
 
-    def copy(self, destination: int, source: int, nbytes: int, kind: Copy, *, non_blocking: bool = False, keep: object = None) -> None:
+    def copy(
+        self, destination: int, source: int, nbytes: int, kind: Copy, *, non_blocking: bool = False, keep: object = None
+    ) -> None:
         ctypes.memmove(destination, source, nbytes)
 
     def record(self, *, timed: bool = False) -> Event:

@@ -114,7 +114,9 @@ class SimQueue(Queue):
         """Run function(*arguments) after everything given before. It must not wait for this queue."""
         if _forked:
             got = f"child process {os.getpid()}"
-            raise AcceleratorError(message(self.name, "a simulated device cannot be used after a fork", got, "Start processes with spawn."))
+            raise AcceleratorError(
+                message(self.name, "a simulated device cannot be used after a fork", got, "Start processes with spawn.")
+            )
         with self._lock:
             if self._worker is None:
                 self._worker = threading.Thread(target=self._work_loop, name=self.name, daemon=True)
@@ -126,7 +128,9 @@ class SimQueue(Queue):
         """Run a kernel after everything given before. `keep` should hold its parameter block."""
         self.submit(self._run_kernel, entry, slots, keep=keep)
 
-    def copy(self, destination: int, source: int, nbytes: int, kind: Copy, *, non_blocking: bool = False, keep: object = None) -> None:
+    def copy(
+        self, destination: int, source: int, nbytes: int, kind: Copy, *, non_blocking: bool = False, keep: object = None
+    ) -> None:
         """Move bytes. Raises: RuntimeError if an address is not where `kind` says."""
         self._check_side(destination, kind is not TO_HOST, "destination", kind)
         self._check_side(source, kind is not TO_DEVICE, "source", kind)

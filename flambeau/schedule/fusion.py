@@ -30,7 +30,9 @@ from flambeau.templates.loop_program import Ref
 
 ANYWHERE = IndexMap(((),), (-1,))  # how an operand is read whose places other values name
 LONG_ELEMENTS = 131072  # a reduction of fewer is never divided
-MOST_OPERANDS = 60  # buffers and numbers of a kernel: it has 63 slots, one for its block; partial results and errors take two more
+MOST_OPERANDS = (
+    60  # buffers and numbers of a kernel: it has 63 slots, one for its block; partial results and errors take two more
+)
 LONGEST_CHAIN = 40  # pointwise nodes evaluated again by another root before one is given memory
 
 
@@ -47,7 +49,9 @@ class _Group:
         self.reduced = tuple(reduced) if reduced else ()
         self.roots: list[Value] = []
         self.operands: set[Value] = set()  # what it reads and what it gives
-        self.split = bool(self.reduced) and len(self.reduced) == len(self.domain) and math.prod(self.domain) > SPLIT_ELEMENTS
+        self.split = (
+            bool(self.reduced) and len(self.reduced) == len(self.domain) and math.prod(self.domain) > SPLIT_ELEMENTS
+        )
         self.over_units = False  # holds a reduction of its row values
 
     @property
@@ -214,7 +218,10 @@ class _Scheduler:
             self.position[root] = self.order.index(node)
             return
         leaves = self._leaves(root)
-        earliest = max((self.position[self._through_views(v)] for v, _ in leaves if self._through_views(v) in self.position), default=-1)
+        earliest = max(
+            (self.position[self._through_views(v)] for v, _ in leaves if self._through_views(v) in self.position),
+            default=-1,
+        )
         if node.op.kind == REDUCTION:
             source = node.inputs[0].spec
             domain, reduced = tuple(source.shape), self._reduced_dims(node)
@@ -268,15 +275,27 @@ class _Scheduler:
         if node.op.kind == REDUCTION:
             return self._why_not_reduce(group, root, domain, reduced, inside)
         if group.over_units or group.split:
-            if bool(inside) and root.spec.numel == 1 and all(self._is_final(v, group) for v, _ in inside) and all(
-                    v.spec.numel == 1 for v, _ in leaves):
+            if (
+                bool(inside)
+                and root.spec.numel == 1
+                and all(self._is_final(v, group) for v, _ in inside)
+                and all(v.spec.numel == 1 for v, _ in leaves)
+            ):
                 return None
             return "only single numbers can follow a reduction over all units"
         if domain == group.domain:
-            return None if all(self._is_aligned(v, m, group) for v, m in inside) else "it reads elements at other places than its own"
+            return (
+                None
+                if all(self._is_aligned(v, m, group) for v, m in inside)
+                else "it reads elements at other places than its own"
+            )
         if group.reduced and (inside or node.op.kind == INDEXING) and domain in group.row_shapes:
             lift = self._row_map(group, domain)
-            return None if all(self._is_aligned(v, compose(m, lift), group) for v, m in inside) else "it reads other rows than its own"
+            return (
+                None
+                if all(self._is_aligned(v, compose(m, lift), group) for v, m in inside)
+                else "it reads other rows than its own"
+            )
         return "its domain is another"
 
     def _why_not_reduce(self, group: _Group, root: Value, domain, reduced, inside) -> str | None:
@@ -284,7 +303,11 @@ class _Scheduler:
         if not reduced:
             return "it reduces no dim"
         if domain != group.domain or (reduced != group.reduced and (group.reduced or inside)):
-            return None if self._joins_over_units(group, root, domain, reduced, inside) else "its domain or its reduced dims are others"
+            return (
+                None
+                if self._joins_over_units(group, root, domain, reduced, inside)
+                else "its domain or its reduced dims are others"
+            )
         if group.reduced != reduced:
             if any(r.node.op.kind != POINTWISE for r in group.roots):
                 return "that one reads where indices say and cannot reduce"
@@ -298,7 +321,13 @@ class _Scheduler:
 
     def _joins_over_units(self, group: _Group, root: Value, domain, reduced, inside) -> bool:
         """A reduction of everything over a group's row values (the mean of per-row losses)."""
-        if not (inside or group.over_units) or len(reduced) != len(domain) or group.split or not group.reduced or domain not in group.row_shapes:
+        if (
+            not (inside or group.over_units)
+            or len(reduced) != len(domain)
+            or group.split
+            or not group.reduced
+            or domain not in group.row_shapes
+        ):
             return False
         if any(r.node.op.kind in (POINTWISE, INDEXING) and tuple(r.spec.shape) == group.domain for r in group.roots):
             return False
@@ -309,10 +338,16 @@ class _Scheduler:
         return True
 
     def _is_full(self, v: Value, m: IndexMap, group: _Group) -> bool:
-        return v.node.op.kind == POINTWISE and tuple(v.spec.shape) == group.domain and m == identity(len(group.domain), v.spec.shape)
+        return (
+            v.node.op.kind == POINTWISE
+            and tuple(v.spec.shape) == group.domain
+            and m == identity(len(group.domain), v.spec.shape)
+        )
 
     def _is_final(self, v: Value, group: _Group) -> bool:
-        return v.spec.numel == 1 and (v.node.op.kind == POINTWISE or len(self._reduced_dims(v.node)) == v.node.inputs[0].spec.ndim)
+        return v.spec.numel == 1 and (
+            v.node.op.kind == POINTWISE or len(self._reduced_dims(v.node)) == v.node.inputs[0].spec.ndim
+        )
 
     def _is_aligned(self, v: Value, m: IndexMap, group: _Group) -> bool:
         """Whether root v of the group, read at m over its domain, is what the same row (or element) computed."""
@@ -363,8 +398,10 @@ class _Scheduler:
             if before != spec.dtype.itemsize:
                 offset, rest = divmod(offset * before, spec.dtype.itemsize)
                 if rest:
-                    raise RuntimeError(f"{node.op.name}: the first element must lie at a multiple of {spec.dtype.itemsize} bytes to be "
-                                       f"read as {spec.dtype.name}, got {rest} bytes past one. Call .clone() first.")
+                    raise RuntimeError(
+                        f"{node.op.name}: the first element must lie at a multiple of {spec.dtype.itemsize} bytes to be "
+                        f"read as {spec.dtype.name}, got {rest} bytes past one. Call .clone() first."
+                    )
             offset += extra
         return buffer, spec, offset
 
@@ -386,7 +423,9 @@ class _Scheduler:
             specs.append(spec)
         outs = [self.buffer_of(v) for v in node.outputs]
         if node.op.kind == EXTERNAL:
-            self.result.steps.append(Step.external(node.op, tuple(operands), tuple(specs), tuple(outs), node_template_args(node)))
+            self.result.steps.append(
+                Step.external(node.op, tuple(operands), tuple(specs), tuple(outs), node_template_args(node))
+            )
             return
         it = iter(specs)
         args = tuple(_replace(a, it) for a in node.args)
@@ -411,7 +450,12 @@ class _Scheduler:
         """A step that copies a value (or another copy of one) into a buffer."""
         buffer, spec, offset = (v, v.spec, 0) if isinstance(v, Buffer) else self.resolve(v)
         b = NestBuilder(spec.shape)
-        b.store(into, spec.dtype.name, Access(into.spec.strides), b.load(buffer, spec.dtype.name, Access(spec.strides, offset)))
+        b.store(
+            into,
+            spec.dtype.name,
+            Access(into.spec.strides),
+            b.load(buffer, spec.dtype.name, Access(spec.strides, offset)),
+        )
         recipe, operands, params = b.finish(self.target, self.threads)
         if params[0] > 0:
             self.result.steps.append(Step.kernel(recipe, tuple(operands), params, "copy"))
@@ -421,7 +465,12 @@ class _Scheduler:
         """Whether v may be computed straight into the memory of `target`: nobody reads the old value later, or elsewhere than at its
         place.
         """
-        if v not in self.position or v in self.buffers or v.spec.shape != target.spec.shape or v.spec.dtype is not target.spec.dtype:
+        if (
+            v not in self.position
+            or v in self.buffers
+            or v.spec.shape != target.spec.shape
+            or v.spec.dtype is not target.spec.dtype
+        ):
             return False
         at, node = self.position[v], v.node
         if v in self.graph.outputs or node.op.kind not in (POINTWISE, ASSEMBLE):
@@ -435,7 +484,9 @@ class _Scheduler:
             node = other.node
             reads = [(x, None) for x in node.inputs] if node.op.kind in (TEMPLATE, EXTERNAL) else self._leaves(other)
             for x, m in reads:
-                if self._through_views(x) is target and (position > at or (position == at and (x is not target or m != whole))):
+                if self._through_views(x) is target and (
+                    position > at or (position == at and (x is not target or m != whole))
+                ):
                     return False
         return True
 
@@ -505,9 +556,11 @@ class _GroupEmitter:
         if math.prod(group.domain) < LONG_ELEMENTS:
             return False
         return all(
-            r.node.op.kind == REDUCTION and not r.node.op.rules.with_index
+            r.node.op.kind == REDUCTION
+            and not r.node.op.rules.with_index
             and not any(self.s._through_views(v) in self.inside for v, _ in self.s._leaves(r))
-            for r in group.roots)
+            for r in group.roots
+        )
 
     def _emit_divided(self) -> bool:
         """Two kernels where one would have too few units: states of equal pieces of a reduced dim, then their combination."""
@@ -533,8 +586,17 @@ class _GroupEmitter:
             partial = s.result.add_temp(Spec.of(sizes, compute, node.outputs[0].spec.device))
             self.b.store(partial, compute.name, Access(steps), self.b.part(ref, 0))
             state = last.load(partial, compute.name, Access(strides))
-            whole = last.reduce(node.op.name, state, tuple(node.args[3:]), compute.name, [o.spec.dtype.name for o in node.outputs], "inner",
-                                self._reduced_count(node), None, "final")
+            whole = last.reduce(
+                node.op.name,
+                state,
+                tuple(node.args[3:]),
+                compute.name,
+                [o.spec.dtype.name for o in node.outputs],
+                "inner",
+                self._reduced_count(node),
+                None,
+                "final",
+            )
             for root in node.outputs:
                 if root in group.roots:
                     buffer = s.buffer_of(root)
@@ -566,7 +628,11 @@ class _GroupEmitter:
             if position == at and other.node.op.kind not in (TEMPLATE, EXTERNAL):
                 if other in self.inside:
                     continue
-            reads = other.node.inputs if other.node.op.kind in (TEMPLATE, EXTERNAL) else [v for v, _ in self.s._leaves(other)]
+            reads = (
+                other.node.inputs
+                if other.node.op.kind in (TEMPLATE, EXTERNAL)
+                else [v for v, _ in self.s._leaves(other)]
+            )
             for v in reads:
                 source = self.s._through_views(v)
                 if source in self.inside:
@@ -660,7 +726,9 @@ class _GroupEmitter:
     def _over(self, node: Node) -> str:
         if self.group.split:
             return "all"
-        same = tuple(node.inputs[0].spec.shape) == self.group.domain and self.s._reduced_dims(node) == self.group.reduced
+        same = (
+            tuple(node.inputs[0].spec.shape) == self.group.domain and self.s._reduced_dims(node) == self.group.reduced
+        )
         return "inner" if same else "units"
 
     def _reduce(self, v: Value) -> Ref:
@@ -681,7 +749,9 @@ class _GroupEmitter:
             index = Access(steps)
         compute = self._compute_dtype(node).name
         outs = [compute] if stage == "partial" else [o.spec.dtype.name for o in node.outputs]
-        return self.b.reduce(node.op.name, arg, tuple(node.args[3:]), compute, outs, over, self._reduced_count(node), index, stage)
+        return self.b.reduce(
+            node.op.name, arg, tuple(node.args[3:]), compute, outs, over, self._reduced_count(node), index, stage
+        )
 
     def _indexed(self, v: Value, m: IndexMap) -> Ref:
         """A value read where index tensors say."""
@@ -698,7 +768,9 @@ class _GroupEmitter:
             index = self.value(node.inputs[moved.operand], compose(moved.map, m))
             key = (index, spec.shape[moved.dim], moved.dim, moved.wrap)
             if key not in self.memo:
-                self.memo[key] = self.b.check(index, spec.shape[moved.dim], moved.dim, node.op.name, ERROR, moved.wrap, moved.error)
+                self.memo[key] = self.b.check(
+                    index, spec.shape[moved.dim], moved.dim, node.op.name, ERROR, moved.wrap, moved.error
+                )
             found.append((self.memo[key], spec.strides[moved.dim]))
         return found
 
@@ -738,10 +810,19 @@ class _PieceEmitter(_GroupEmitter):
         v = node.inputs[piece.value]
         m = identity(len(piece.shape), piece.shape)
         lead = len(piece.shape) - v.spec.ndim
-        at = piece.map or IndexMap(tuple(() if n == 1 else ((d + lead, 1),) for d, n in enumerate(v.spec.shape)), (0,) * v.spec.ndim)
+        at = piece.map or IndexMap(
+            tuple(() if n == 1 else ((d + lead, 1),) for d, n in enumerate(v.spec.shape)), (0,) * v.spec.ndim
+        )
         moves = self._moves(node, piece.indices, buffer.spec, m)
         value = self.value(v, at)
-        self.b.store(buffer, (piece.dtype or buffer.spec.dtype).name, Access(piece.strides, piece.offset), value, moves, piece.combine)
+        self.b.store(
+            buffer,
+            (piece.dtype or buffer.spec.dtype).name,
+            Access(piece.strides, piece.offset),
+            value,
+            moves,
+            piece.combine,
+        )
         recipe, operands, params = self.b.finish(s.target, s.threads)
         if params[0] > 0:
             s.result.steps.append(Step.kernel(recipe, tuple(operands), params, node.op.name))

@@ -117,8 +117,18 @@ class NestBuilder:
         self.element_bytes.add(BY_NAME[dtype].itemsize)
         return self._add(Apply, op, args, tuple(compute), dtype)
 
-    def reduce(self, op: str, arg: Ref, attributes: tuple, compute: str, dtypes: Sequence[str], over: str, count: int,
-               index: Access | None, stage: str = "whole") -> Ref:
+    def reduce(
+        self,
+        op: str,
+        arg: Ref,
+        attributes: tuple,
+        compute: str,
+        dtypes: Sequence[str],
+        over: str,
+        count: int,
+        index: Access | None,
+        stage: str = "whole",
+    ) -> Ref:
         """`stage` "partial" leaves the state as it is, "final" combines such states."""
         self.element_bytes.add(BY_NAME[compute].itemsize)
         return self._add(Reduce, op, arg, attributes, compute, tuple(dtypes), over, count, index, stage)
@@ -126,8 +136,15 @@ class NestBuilder:
     def part(self, reduce: Ref, index: int) -> Ref:
         return self._add(Part, reduce, index)
 
-    def store(self, operand: Any, dtype: str, access: Access, value: Ref, indices: Sequence[tuple[Ref, int]] = (),
-              combine: str = "") -> None:
+    def store(
+        self,
+        operand: Any,
+        dtype: str,
+        access: Access,
+        value: Ref,
+        indices: Sequence[tuple[Ref, int]] = (),
+        combine: str = "",
+    ) -> None:
         """Write a value at `access`, moved by each (checked index, stride); `combine` names the pointwise op that merges it with what is
         there.
         """
@@ -143,8 +160,13 @@ class NestBuilder:
     def _main_access(self) -> Access | None:
         """The access that should run along memory: of a map its store, of a reduction its widest load."""
         kind = Load if self.reduced and not self.serial else Store
-        found = [(math.prod(n for n, s in zip(self.sizes, x.strides) if s), -i, x)
-                 for i, ins in enumerate(self.instructions) if ins[0] is kind for x in ins if isinstance(x, Access)]
+        found = [
+            (math.prod(n for n, s in zip(self.sizes, x.strides) if s), -i, x)
+            for i, ins in enumerate(self.instructions)
+            if ins[0] is kind
+            for x in ins
+            if isinstance(x, Access)
+        ]
         return max(found)[2] if found else None
 
     def _ordered_dims(self) -> tuple[list[list[int]], list[list[int]]]:
@@ -193,7 +215,7 @@ class NestBuilder:
         """Reduce within equal pieces of a dim only: it counts pieces from now on, and a new last dim runs inside one."""
         piece = self.sizes[dim] // pieces
         for x in self._accesses():
-            x.strides = (*x.strides[:dim], x.strides[dim] * piece, *x.strides[dim + 1:], x.strides[dim])
+            x.strides = (*x.strides[:dim], x.strides[dim] * piece, *x.strides[dim + 1 :], x.strides[dim])
         self.sizes[dim] = pieces
         self.sizes.append(piece)
         self.reduced = (self.reduced - {dim}) | {len(self.sizes) - 1}
@@ -225,13 +247,17 @@ class NestBuilder:
         groups = outer + inner
         vector_group = len(outer) - 1 if vector == "outer" else len(groups) - 1
         unroll = self._unroll(vector, is_map, self._size(groups[vector_group]), lanes)
-        if self.serial and (main := self._main_access()) and (not groups[vector_group] or main.strides[groups[vector_group][-1]] != 1):
+        if (
+            self.serial
+            and (main := self._main_access())
+            and (not groups[vector_group] or main.strides[groups[vector_group][-1]] != 1)
+        ):
             lanes, unroll = 0, 1
         params, sizes = [0, 0, 0], [self._size(g) for g in groups]
         params += sizes
         program = self._with_positions(groups, vector_group, params)
-        inner_elements = math.prod(sizes[len(outer):])
-        units = math.prod(sizes[:len(outer)])
+        inner_elements = math.prod(sizes[len(outer) :])
+        units = math.prod(sizes[: len(outer)])
         work = inner_elements
         if chunked:
             length = sizes[vector_group]
@@ -244,12 +270,21 @@ class NestBuilder:
             else:
                 units *= pieces
                 work = min(chunk, length)
-        if 0 in sizes[:len(outer)] or (is_map and 0 in sizes):
+        if 0 in sizes[: len(outer)] or (is_map and 0 in sizes):
             units = 0
         grain = max(1, (GRAIN_EXPENSIVE if self.expensive else GRAIN_ELEMENTS) // max(1, work))
         params[0], params[1] = units, grain
-        nest = LoopNest(len(outer), len(inner), vector, chunked, lanes, len(self.operands), unroll, tuple(program),
-                        self._partial_slot())
+        nest = LoopNest(
+            len(outer),
+            len(inner),
+            vector,
+            chunked,
+            lanes,
+            len(self.operands),
+            unroll,
+            tuple(program),
+            self._partial_slot(),
+        )
         return Recipe("loop_nest", (nest,), build_loop_nest), self.operands, tuple(params)
 
     def _as_transposed_copy(self, target, groups: list[list[int]]) -> tuple[Recipe, list[Any], tuple[int, ...]] | None:
@@ -265,8 +300,17 @@ class NestBuilder:
         dims = suits(sizes, steps, result_steps, size)
         if dims is None:
             return None
-        recipe, params = transposed_copy(target, sizes, steps, result_steps, size, *dims, source.offset, result.offset,
-                                         (slot, into, len(self.operands)))
+        recipe, params = transposed_copy(
+            target,
+            sizes,
+            steps,
+            result_steps,
+            size,
+            *dims,
+            source.offset,
+            result.offset,
+            (slot, into, len(self.operands)),
+        )
         return recipe, self.operands, params
 
     def _partial_slot(self) -> int:
@@ -339,7 +383,11 @@ class NestBuilder:
                 slot, dtype, access, value, indices, combine = fields
                 where = positions(access)
                 streams = not indices and not combine and self._streams(dtype, access, where, groups, vector_group)
-                program.append(Store(slot, dtype, where, value, streams, tuple((r, number(stride)) for r, stride in indices), combine))
+                program.append(
+                    Store(
+                        slot, dtype, where, value, streams, tuple((r, number(stride)) for r, stride in indices), combine
+                    )
+                )
             elif kind is Iota:
                 program.append(Iota(positions(fields[0])))
             else:

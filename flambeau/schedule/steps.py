@@ -62,8 +62,18 @@ class Step:
 
     __slots__ = ("args", "flops", "name", "op", "operands", "outputs", "params", "recipe", "specs")
 
-    def __init__(self, recipe: Recipe | None, operands: tuple, params: tuple[int, ...], name: str, op: Any = None,
-                 specs: tuple = (), outputs: tuple = (), args: tuple = (), flops: int = 0):
+    def __init__(
+        self,
+        recipe: Recipe | None,
+        operands: tuple,
+        params: tuple[int, ...],
+        name: str,
+        op: Any = None,
+        specs: tuple = (),
+        outputs: tuple = (),
+        args: tuple = (),
+        flops: int = 0,
+    ):
         self.recipe, self.operands, self.params, self.name, self.flops = recipe, operands, params, name, flops
         self.op, self.specs, self.outputs, self.args = op, specs, outputs, args
 

@@ -9,25 +9,35 @@ import heapq
 from collections.abc import Sequence
 from typing import Any
 
-from flambeau.tape import record as tape
-from flambeau.tape.grad_mode import mode
 from flambeau.ir import tracing
 from flambeau.ir.bind import MODES
 from flambeau.ir.op import REGISTRY
+from flambeau.tape import record as tape
+from flambeau.tape.grad_mode import mode
 
 
 def _add(a: Any, b: Any) -> Any:
     return b if a is None else a if b is None else REGISTRY["add"](a, b)
 
 
-def run_backward(outputs: Sequence[Any], grads: Sequence[Any], inputs: Sequence[Any] | None, *, create_graph: bool = False,
-                 retain_graph: bool | None = None, accumulate: bool = False, keep_mode: bool = False) -> list:
+def run_backward(
+    outputs: Sequence[Any],
+    grads: Sequence[Any],
+    inputs: Sequence[Any] | None,
+    *,
+    create_graph: bool = False,
+    retain_graph: bool | None = None,
+    accumulate: bool = False,
+    keep_mode: bool = False,
+) -> list:
     """Gradients of `inputs` (or, with `accumulate`, `.grad` of leaves) from gradients of `outputs`. `keep_mode`: the tape below stays as it is."""
     saved_mode = mode.enabled
     if not keep_mode:
         mode.enabled = create_graph
     try:
-        return _run(outputs, grads, inputs, create_graph, create_graph if retain_graph is None else retain_graph, accumulate)
+        return _run(
+            outputs, grads, inputs, create_graph, create_graph if retain_graph is None else retain_graph, accumulate
+        )
     finally:
         mode.enabled = saved_mode
 
@@ -135,7 +145,9 @@ def _needed_nodes(outputs, wanted) -> set | None:
     needed = set()
     for node in sorted(seen, key=lambda n: n.sequence):  # inputs before what uses them
         for e in node.edges:
-            if e is not None and ((id(e[1]) in leaf_ids) if e[0] is None else (e[0] in needed or (e[0], e[1]) in wanted)):
+            if e is not None and (
+                (id(e[1]) in leaf_ids) if e[0] is None else (e[0] in needed or (e[0], e[1]) in wanted)
+            ):
                 needed.add(node)
                 break
     return needed
@@ -178,7 +190,9 @@ def _watched(node, slots: list, create_graph: bool) -> list:
 def _check_nan(node, found: list) -> None:
     for i, g in enumerate(found):
         if g is not None and bool(REGISTRY["any"](REGISTRY["isnan"](g)).item()):
-            raise RuntimeError(f"detect_anomaly: Function '{node.name()}' returned nan values in its {i}th output. The op was called at:\n{node.where}")
+            raise RuntimeError(
+                f"detect_anomaly: Function '{node.name()}' returned nan values in its {i}th output. The op was called at:\n{node.where}"
+            )
 
 
 def _apply_hooks(hooks: dict, g: Any) -> Any:

@@ -52,7 +52,11 @@ class Saved:
 
     def get(self, node: CustomNode) -> Any:
         """The tensor, with its history. Raises: RuntimeError if it was written to since."""
-        x = self.value if self.unpack is None else tape.with_edge(self.unpack(self.value), self.edge if self.output is None else None)
+        x = (
+            self.value
+            if self.unpack is None
+            else tape.with_edge(self.unpack(self.value), self.edge if self.output is None else None)
+        )
         if self.unpack is None and self.version is not None and x.storage.version != self.version:
             raise RuntimeError(
                 f"backward: a tensor of shape {list(x.spec.shape)} that {node.name()} saved has been modified by an inplace operation: "

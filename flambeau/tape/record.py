@@ -13,7 +13,6 @@ import itertools
 import types
 from typing import Any
 
-from flambeau.tape.grad_mode import mode
 from flambeau.base.settings import settings
 from flambeau.core.dtype import float64
 from flambeau.core.spec import NumberSpec, Spec
@@ -24,6 +23,7 @@ from flambeau.ir.bind import MODES, stack
 from flambeau.ir.graph import Graph, Value, map_values
 from flambeau.ir.kinds import DERIVED
 from flambeau.ir.op import REGISTRY, Op, Refused
+from flambeau.tape.grad_mode import mode
 
 _sequence = itertools.count()
 _anomaly: list = []  # not empty: ops are taped the long way; the last one's text, if any, says where an op was called (anomaly mode)
@@ -39,22 +39,41 @@ def next_sequence() -> int:
 class Analysis:
     """The backward of an op at its specs, for one choice of inputs that need gradients."""
 
-    __slots__ = ("info", "mask", "graph", "used", "results", "plan", "quick", "targets", "grad_specs", "saved_inputs", "saved_outputs",
-                 "grads_used", "differentiable")
+    __slots__ = (
+        "info",
+        "mask",
+        "graph",
+        "used",
+        "results",
+        "plan",
+        "quick",
+        "targets",
+        "grad_specs",
+        "saved_inputs",
+        "saved_outputs",
+        "grads_used",
+        "differentiable",
+    )
 
     def __init__(self, info: eager.Info, mask: tuple[bool, ...], grad_specs: tuple[Spec, ...]):
         self.info, self.mask, self.grad_specs = info, mask, grad_specs
         self.plan: Plan | None = None
-        self.quick: Any = None  # quick(node, g): the gradients by one native call, or None where something is out of the ordinary
+        self.quick: Any = (
+            None  # quick(node, g): the gradients by one native call, or None where something is out of the ordinary
+        )
         self.graph, self.results = self._trace()
         needed = {v for n in self.graph.nodes for v in n.inputs} | set(self.graph.outputs)
         self.used = tuple(v in needed for v in self.graph.inputs)  # inputs, outputs, gradients
         n, m = len(mask), len(info.specs)
         self.saved_inputs = tuple(i for i in range(n) if self.used[i])
         self.saved_outputs = tuple(i for i in range(m) if self.used[n + i])
-        self.grads_used = self.used[n + m: n + 2 * m]
-        self.targets = tuple(i for i, r in enumerate(self.results) if r >= 0)  # input that output i of the graph is the gradient of
-        self.differentiable = tuple(i for i, s in enumerate(info.specs) if s.dtype.kind in "fc" and i not in info.op.rules.no_gradient)
+        self.grads_used = self.used[n + m : n + 2 * m]
+        self.targets = tuple(
+            i for i, r in enumerate(self.results) if r >= 0
+        )  # input that output i of the graph is the gradient of
+        self.differentiable = tuple(
+            i for i, s in enumerate(info.specs) if s.dtype.kind in "fc" and i not in info.op.rules.no_gradient
+        )
 
     def make_plan(self) -> Plan:
         """The graph over what it reads, as a plan."""
@@ -71,7 +90,7 @@ class Analysis:
         n, m = len(specs), len(info.specs)
 
         def run(*stand_ins):
-            inputs, outs, grads = stand_ins[:n], stand_ins[n:n + m], stand_ins[n + m:]
+            inputs, outs, grads = stand_ins[:n], stand_ins[n : n + m], stand_ins[n + m :]
             it = iter(inputs)
             args = eager.map_specs(lambda s: next(it), op, info.args)
             single = op.outputs == 1
@@ -124,7 +143,9 @@ def backward_rule(op: Op, g: Any, out: Any, args: tuple, mask: tuple[bool, ...])
     """Gradients by the declared rule, or by taping the body of a composite."""
     rule = op.rules.vjp
     if isinstance(rule, Refused):
-        raise NotImplementedError(f"{op.name}: no gradient: {rule.reason}. Call .detach() on its inputs if none is wanted.")
+        raise NotImplementedError(
+            f"{op.name}: no gradient: {rule.reason}. Call .detach() on its inputs if none is wanted."
+        )
     if rule != DERIVED:
         return rule(g, out, *args)
     return derived_backward(op, g, args, mask)
@@ -151,7 +172,9 @@ def derived_backward(op: Op, g: Any, args: tuple, mask: tuple[bool, ...]) -> tup
         grads = g if isinstance(g, (tuple, list)) else (g,)
         pairs = [(o, x) for o, x in zip(outs, grads) if o.node is not None or o.needs_grad]
         wanted = [x for x, w in leaves if w]
-        followed = saved and any(hasattr(x, "spec") and x.needs_grad for x in grads)  # somebody differentiates through the cotangents
+        followed = saved and any(
+            hasattr(x, "spec") and x.needs_grad for x in grads
+        )  # somebody differentiates through the cotangents
         mode.enabled = saved
         found = iter(run_backward([o for o, _ in pairs], [x for _, x in pairs], wanted, create_graph=followed))
         flat = iter([next(found) if w else None for _, w in leaves])
@@ -172,8 +195,11 @@ def derived_backward(op: Op, g: Any, args: tuple, mask: tuple[bool, ...]) -> tup
 
 def _map_leaves(function, op: Op, args: tuple) -> tuple:
     return tuple(
-        function(a) if hasattr(a, "spec") else
-        tuple(function(x) if hasattr(x, "spec") else x for x in a) if type(a) is tuple and p.is_tensor else a
+        function(a)
+        if hasattr(a, "spec")
+        else tuple(function(x) if hasattr(x, "spec") else x for x in a)
+        if type(a) is tuple and p.is_tensor
+        else a
         for p, a in zip(op.params, args)
     )
 
@@ -247,8 +273,10 @@ class Node:
         """Gradients of the inputs, in the order of `edges`, from gradients of the outputs (None: zero)."""
         saved = self.saved
         if saved is None:
-            raise RuntimeError(f"backward: {self.name()} was gone through before and its saved tensors are freed. Trying to backward through the "
-                               f"graph a second time: pass retain_graph=True to the first backward.")
+            raise RuntimeError(
+                f"backward: {self.name()} was gone through before and its saved tensors are freed. Trying to backward through the "
+                f"graph a second time: pass retain_graph=True to the first backward."
+            )
         analysis = self.analysis
         if any([g is None for g in grads]):
             grads = [g if g is not None else zeros(s) for g, s in zip(grads, self.out_specs)]
@@ -261,7 +289,14 @@ class Node:
             if specs != analysis.grad_specs:
                 analysis = analysis_of(analysis.info, analysis.mask, specs)
         if create_graph or MODES or settings.validate or any([g.spec.is_slow for g in grads]):
-            if create_graph or settings.validate or tracing.current() is not None or stack.items or any([g.spec.is_slow for g in grads]) or self._is_slow():
+            if (
+                create_graph
+                or settings.validate
+                or tracing.current() is not None
+                or stack.items
+                or any([g.spec.is_slow for g in grads])
+                or self._is_slow()
+            ):
                 outs = interpret(analysis.graph, self._values(analysis, grads, create_graph))
                 return [None if r < 0 else outs[r] for r in analysis.results]
         plan = analysis.plan
@@ -299,7 +334,8 @@ class Node:
         raise RuntimeError(
             f"backward: a tensor of shape {list(spec.shape)} that {self.name()} saved has been modified by an inplace operation: it is at version "
             f"{storage.version}, version {version} was saved. Write to a clone, or move the in-place op after backward."
-            + (f"\nThe op was called at:\n{self.where}" if self.where else ""))
+            + (f"\nThe op was called at:\n{self.where}" if self.where else "")
+        )
 
     def release(self) -> None:
         """Let go of saved tensors."""
@@ -381,7 +417,7 @@ def pruned(analysis: Analysis) -> Graph:
 def interpret(graph: Graph, values: list) -> list:
     """Run a graph op by op through the current interpreters."""
     env: dict[Value, Any] = dict(zip(graph.inputs, values))
-    for v in graph.inputs[len(values):]:
+    for v in graph.inputs[len(values) :]:
         env[v] = v.constant
     for node in graph.nodes:
         positional, keywords = call_arguments(node, env)
@@ -394,8 +430,11 @@ def interpret(graph: Graph, values: list) -> list:
 def call_arguments(node, env: dict) -> tuple[list, dict]:
     """A node's arguments as a Python call takes them."""
     args = tuple(
-        REGISTRY["full"]((), a, dtype=float64) if p.role == "Tensor" and isinstance(a, (int, float)) else a  # a number given at run time
-        for p, a in zip(node.op.params, map_values(lambda v: env[v], node.args)))
+        REGISTRY["full"]((), a, dtype=float64)
+        if p.role == "Tensor" and isinstance(a, (int, float))
+        else a  # a number given at run time
+        for p, a in zip(node.op.params, map_values(lambda v: env[v], node.args))
+    )
     positional = [a for p, a in zip(node.op.params, args) if not p.keyword_only]
     return positional, {p.name: a for p, a in zip(node.op.params, args) if p.keyword_only}
 
@@ -502,7 +541,9 @@ def _tape_any(analysis: Analysis, inputs: list, outs: tuple) -> None:
             versions.append(x.storage.version)
     node.saved, node.versions = tuple(saved), tuple(versions)
     if saved_hooks:
-        node.saved = tuple(v if not hasattr(v, "spec") and type(v) is not tuple else Packed(_as_tensor(v)) for v in saved)
+        node.saved = tuple(
+            v if not hasattr(v, "spec") and type(v) is not tuple else Packed(_as_tensor(v)) for v in saved
+        )
         node.versions = (None,) * len(saved)
     if _anomaly:
         node.more().where = _anomaly[-1]()
@@ -541,9 +582,16 @@ _quick_codes: dict[tuple, types.CodeType] = {}
 
 
 def _quick_code(kinds, grads_used, results) -> types.CodeType:
-    pointers = [{"number": "saved[%d]", "input": "saved[%d].ptr", "output": "saved[%d][1]"}[kind] % i for i, kind in enumerate(kinds)]
-    versions = [{"number": "None", "input": "saved[%d].storage.version", "output": "saved[%d][2].version"}[kind].replace("%d", str(i))
-                for i, kind in enumerate(kinds)]
+    pointers = [
+        {"number": "saved[%d]", "input": "saved[%d].ptr", "output": "saved[%d][1]"}[kind] % i
+        for i, kind in enumerate(kinds)
+    ]
+    versions = [
+        {"number": "None", "input": "saved[%d].storage.version", "output": "saved[%d][2].version"}[kind].replace(
+            "%d", str(i)
+        )
+        for i, kind in enumerate(kinds)
+    ]
     if grads_used[0]:
         pointers.append("g.ptr")
     names = [f"s{i}" for i in range(results)]
@@ -553,10 +601,23 @@ def _quick_code(kinds, grads_used, results) -> types.CodeType:
         test += f" or ({', '.join(versions)}{',' if len(versions) == 1 else ''}) != node.versions"
     lines += [f"    if {test}:", "        return None"]
     for i in range(results):  # each block has an owner at once, for the case that the next one is not to be had
-        lines += [f"    f{i} = s{i}.free", "    try:", f"        p{i} = f{i}.pop()", "    except IndexError:", f"        p{i} = s{i}.size_class.fresh()",
-                  f"    t{i} = new(Tensor)", f"    t{i}.spec = s{i}", f"    t{i}.ptr = p{i}", f"    t{i}.storage = m = new(Storage)",
-                  f"    m.ptr = p{i}", f"    m.free = f{i}", "    m.version = 0",
-                  f"    t{i}.needs_grad = False", f"    t{i}.node = None", f"    t{i}._view = None"]
+        lines += [
+            f"    f{i} = s{i}.free",
+            "    try:",
+            f"        p{i} = f{i}.pop()",
+            "    except IndexError:",
+            f"        p{i} = s{i}.size_class.fresh()",
+            f"    t{i} = new(Tensor)",
+            f"    t{i}.spec = s{i}",
+            f"    t{i}.ptr = p{i}",
+            f"    t{i}.storage = m = new(Storage)",
+            f"    m.ptr = p{i}",
+            f"    m.free = f{i}",
+            "    m.version = 0",
+            f"    t{i}.needs_grad = False",
+            f"    t{i}.node = None",
+            f"    t{i}._view = None",
+        ]
     lines.append(f"    entry({', '.join([*pointers, *(f'p{i}' for i in range(results))])}, block)")
     lines.append(f"    return ({', '.join(f't{i}' for i in range(results))},)")
     scope: dict[str, Any] = {}
@@ -575,12 +636,24 @@ def _taper_code(mask, saved_inputs, saved_outputs, differentiable, numbers, outp
     def row(items: list[str]) -> str:
         return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
 
-    edges = [f"((x{i}.node or (None, x{i})) if x{i}._view is None else edge_of(x{i}))" if m else "None" for i, m in enumerate(mask)]
+    edges = [
+        f"((x{i}.node or (None, x{i})) if x{i}._view is None else edge_of(x{i}))" if m else "None"
+        for i, m in enumerate(mask)
+    ]
     saved = [f"x{i}" for i in saved_inputs] + [f"(o{i}.spec, o{i}.ptr, o{i}.storage)" for i in saved_outputs]
-    versions = ["None" if numbers[i] else f"x{i}.storage.version" for i in saved_inputs] + [f"o{i}.storage.version" for i in saved_outputs]
-    lines = [f"def taper({', '.join([*xs, *outs])}, analysis):", "    node = new(Node)", "    node.analysis = analysis",
-             "    node.sequence = following(sequence)", "    node.extras = None", f"    node.edges = {row(edges)}", f"    node.saved = {row(saved)}",
-             f"    node.versions = {row(versions)}"]
+    versions = ["None" if numbers[i] else f"x{i}.storage.version" for i in saved_inputs] + [
+        f"o{i}.storage.version" for i in saved_outputs
+    ]
+    lines = [
+        f"def taper({', '.join([*xs, *outs])}, analysis):",
+        "    node = new(Node)",
+        "    node.analysis = analysis",
+        "    node.sequence = following(sequence)",
+        "    node.extras = None",
+        f"    node.edges = {row(edges)}",
+        f"    node.saved = {row(saved)}",
+        f"    node.versions = {row(versions)}",
+    ]
     for i in differentiable:
         lines += [f"    o{i}.needs_grad = True", f"    o{i}.node = (node, {i})"]
     scope: dict[str, Any] = {}

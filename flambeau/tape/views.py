@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from flambeau.tape import record as tape
-from flambeau.tape.grad_mode import mode
 from flambeau.engine import eager, in_place
 from flambeau.engine.plan import allocate
 from flambeau.ir.op import IN_PLACE, REGISTRY, Op
+from flambeau.tape import record as tape
+from flambeau.tape.grad_mode import mode
 
 
 def chain_of(t: Any) -> tuple[Any, tuple]:
@@ -58,10 +58,14 @@ def before_write(op: Op, target: Any) -> None:
         return
     if target._view is not None:
         if target.needs_grad and is_view_of_leaf(target):
-            raise RuntimeError(f"{op.name}_: a view of a leaf Variable that requires grad is being used in an in-place operation. Write under no_grad().")
+            raise RuntimeError(
+                f"{op.name}_: a view of a leaf Variable that requires grad is being used in an in-place operation. Write under no_grad()."
+            )
         history_of_view(target)
     elif target.needs_grad and target.node is None:
-        raise RuntimeError(f"{op.name}_: a leaf Variable that requires grad is being used in an in-place operation. Write under no_grad(), or to a clone.")
+        raise RuntimeError(
+            f"{op.name}_: a leaf Variable that requires grad is being used in an in-place operation. Write under no_grad(), or to a clone."
+        )
 
 
 def is_view_of_leaf(t: Any) -> bool:
@@ -94,7 +98,9 @@ def after_write(info: eager.Info, args: tuple, target: Any) -> None:
         return
     inputs = eager.inputs_of(info.op, args)
     if any(hasattr(x, "spec") and x.needs_grad for x in inputs):
-        if args[0] is not target and args[0].spec is not target.spec:  # the old value was copied, and lies in memory in another way
+        if (
+            args[0] is not target and args[0].spec is not target.spec
+        ):  # the old value was copied, and lies in memory in another way
             info = eager.info_for(info.op, args)
         if target._view is not None:
             history_of_view(target)  # from its base as that is now
@@ -130,7 +136,9 @@ def _rebase(target: Any, fresh: Any) -> None:
         return
     base, chain = chain_of(target)
     if None in chain:
-        raise RuntimeError("in-place write: this view has no known view op, so its base's gradient cannot be followed. Write to the base, or to a clone.")
+        raise RuntimeError(
+            "in-place write: this view has no known view op, so its base's gradient cannot be followed. Write to the base, or to a clone."
+        )
     written = REGISTRY["view_scatter"]
     info = eager.info_for(written, (base, fresh, chain))
     shown = eager.hooks.wrap_view(base, base.spec.plain(), 0, None, None)

@@ -22,10 +22,13 @@ def compact(n: int) -> Lowered:
     """Launches over a mask of n bytes."""
     blocks = -(-n // BLOCK)
     params = (blocks, 4, n)
-    return Lowered((
-        Launch(Recipe("compact_count", (), build_count), (0, 2), params),
-        Launch(Recipe("compact_fill", (), build_fill), (0, 1, 2), params),
-    ), (max(64, blocks * 8),))
+    return Lowered(
+        (
+            Launch(Recipe("compact_count", (), build_count), (0, 2), params),
+            Launch(Recipe("compact_fill", (), build_fill), (0, 1, 2), params),
+        ),
+        (max(64, blocks * 8),),
+    )
 
 
 def _frame(target) -> tuple[Module, Function, list[Value]]:
@@ -75,8 +78,10 @@ def build_fill(target) -> Module:
             found = k.iota(i64.vec(LANES)) + k.splat(x, LANES)
             to = k.offset(positions, at.get(), i64)
             module.declare(f"llvm.masked.compressstore.v{LANES}i64", "void", [found.type.text, "ptr", lanes.type.text])
-            k.line(f"call void @llvm.masked.compressstore.v{LANES}i64({found.type.text} {found.ref}, ptr align 8 {to.ref}, "
-                   f"{lanes.type.text} {lanes.ref})")
+            k.line(
+                f"call void @llvm.masked.compressstore.v{LANES}i64({found.type.text} {found.ref}, ptr align 8 {to.ref}, "
+                f"{lanes.type.text} {lanes.ref})"
+            )
             at.set(at.get() + _count(k, lanes))
 
         _vectors(k, mask, n, unit, write)

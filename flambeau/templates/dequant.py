@@ -27,7 +27,9 @@ B = u8.vec(LANES)
 def dequant(format_name: str, blocks: int) -> Lowered:
     """One launch that unpacks `blocks` blocks. Operands: 0 the packed bytes, 1 the float32 weights, in row order."""
     if format_name not in _EMITTERS:
-        raise ValueError(f"dequant: format must be one of {', '.join(_EMITTERS)}, got {format_name}. Convert the weights to one of them.")
+        raise ValueError(
+            f"dequant: format must be one of {', '.join(_EMITTERS)}, got {format_name}. Convert the weights to one of them."
+        )
     grain = GRAIN_WEIGHTS // BLOCK_FORMATS[format_name].weights
     recipe = Recipe(f"dequant_{format_name.lower()}", (format_name,), build_dequant)
     return Lowered((Launch(recipe, (0, 1), (blocks, grain)),))

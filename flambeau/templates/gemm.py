@@ -66,7 +66,19 @@ def gemm(
     entries = tuple(zip(batch, a_batch_strides, b_batch_strides, out_strides[:-2], strict=True))[::-1]
     bias = None if bias_stride is None else (0, bias_stride)
     out_name = (out_dtype or dtype).name
-    problem = Problem(m, n, k, tuple(a_strides), tuple(b_strides), tuple(out_strides[-2:]), entries, dtype.name, out_name, bias, accumulate)
+    problem = Problem(
+        m,
+        n,
+        k,
+        tuple(a_strides),
+        tuple(b_strides),
+        tuple(out_strides[-2:]),
+        entries,
+        dtype.name,
+        out_name,
+        bias,
+        accumulate,
+    )
     if m == 0 or n == 0 or problem.matrices == 0:
         return Lowered(())
     return lower(normalised(problem), targets.current(), threads)

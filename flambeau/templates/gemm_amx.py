@@ -83,7 +83,11 @@ def _pack_function(module: Module, name: str, role: str, order: str) -> Function
                 for q in (i, i + 1):
                     mask = lanes & k.splat(p + q < depth, 16) if tail else lanes
                     line = k.offset(source, (p + q) * step, u16)
-                    pair.append(k.load(line, u16.vec(16), mask=mask) if indices is None else k.gather(line, u16, indices, mask=mask))
+                    pair.append(
+                        k.load(line, u16.vec(16), mask=mask)
+                        if indices is None
+                        else k.gather(line, u16, indices, mask=mask)
+                    )
                 woven = k.shuffle(*pair, [lane for j in range(16) for lane in (j, 16 + j)])
                 lines.append(woven.bitcast(u32.vec(16)))
             _store_tile(k, k.offset(out, p * (PAIR_BYTES // STEP)), transposed(k, lines) if role == "left" else lines)
@@ -110,7 +114,9 @@ def _pack_panels(k: Function, half: Function, order: str, source: Value, stride:
         at = k.offset(source, i * stride + p * step, u16)
         k.call(half, at, stride, step, count - i, deep, to)
         with k.when(count - i > 16):
-            k.call(half, k.offset(at, stride * 16, u16), stride, step, count - i - 16, deep, k.offset(to, PAIR_BYTES // 2))
+            k.call(
+                half, k.offset(at, stride * 16, u16), stride, step, count - i - 16, deep, k.offset(to, PAIR_BYTES // 2)
+            )
 
     if order == "depth":
         with k.range(0, count, PANEL) as i:
@@ -218,8 +224,20 @@ def _store_function(module: Module, finish: Function, out_type: Type) -> Functio
             with k.when((down > 16 * r) & (across > 16 * c)):
                 to = k.offset(out, row * (16 * r) + column * (16 * c), out_type)
                 bias_at = k.offset(bias, bias_down * (16 * r) + bias_across * (16 * c), out_type)
-                k.call(finish, cell(r, c), 16, to, row, column, k.minimum(down - 16 * r, 16), k.minimum(across - 16 * c, 16),
-                       bias_at, bias_down, bias_across, flags)
+                k.call(
+                    finish,
+                    cell(r, c),
+                    16,
+                    to,
+                    row,
+                    column,
+                    k.minimum(down - 16 * r, 16),
+                    k.minimum(across - 16 * c, 16),
+                    bias_at,
+                    bias_down,
+                    bias_across,
+                    flags,
+                )
     k.ret()
     return k
 
@@ -279,8 +297,18 @@ def build_amx(target: Target, order: str, out: str, once: bool, prefetch_steps: 
             b_block = k.offset(b_unit, at * padded_n + column0 * steps * STEP, bf16)
             # In place, only the last rows are packed: tiles are loaded whole.
             first = k.select(p["in_place"].ne(0), rows & -PANEL, k.const(i64, 0))
-            _pack_panels(k, half, order, k.offset(a_block, first * p["a_row"], bf16), p["a_row"], p["a_step"], rows - first, depth,
-                         k.offset(packed_left, first // PANEL * left_bytes), left_bytes)
+            _pack_panels(
+                k,
+                half,
+                order,
+                k.offset(a_block, first * p["a_row"], bf16),
+                p["a_row"],
+                p["a_step"],
+                rows - first,
+                depth,
+                k.offset(packed_left, first // PANEL * left_bytes),
+                left_bytes,
+            )
             add = at.ne(0).to(i64)
             last = (at + depth).eq(p["k"])
             row_bytes = p["a_row"] * 2
@@ -290,11 +318,15 @@ def build_amx(target: Target, order: str, out: str, once: bool, prefetch_steps: 
                     i, j = k.select(by_rows, outer, inner), k.select(by_rows, inner, outer)
                     b_panel = k.offset(b_block, j // PANEL * left_bytes)
                     here = i < first
-                    a_panel = k.select(here, k.offset(a_block, i * p["a_row"], bf16), k.offset(packed_left, i // PANEL * left_bytes))
+                    a_panel = k.select(
+                        here, k.offset(a_block, i * p["a_row"], bf16), k.offset(packed_left, i // PANEL * left_bytes)
+                    )
                     a_line = k.select(here, row_bytes, k.const(i64, 64))
                     a_half = k.select(here, row_bytes * 16, k.const(i64, PAIR_BYTES // 2))
                     a_next = k.select(here, k.const(i64, 64), k.const(i64, PAIR_BYTES))
-                    sums = k.offset(stage, (i // PANEL * panels_n + j // PANEL) * p["stage_stride"] + turn.get() * STAGE_BYTES)
+                    sums = k.offset(
+                        stage, (i // PANEL * panels_n + j // PANEL) * p["stage_stride"] + turn.get() * STAGE_BYTES
+                    )
                     turn.set((turn.get() ^ 1) & single)
                     out_panel = k.offset(out_unit, i * p["c_row"] + j * p["c_column"], out_type)
                     wide, tall = columns - j > 16, rows - i > 16
@@ -302,8 +334,22 @@ def build_amx(target: Target, order: str, out: str, once: bool, prefetch_steps: 
                         for c in (1, 2):
                             right_shape = (tall if r == 2 else ~tall) & (wide if c == 2 else ~wide)
                             with k.when(right_shape):
-                                k.call(micro[r, c], steps, a_panel, a_half, a_line, a_next, b_panel, sums, add, before.get(), due.get(),
-                                       before_out.get(), c_line, out_panel)
+                                k.call(
+                                    micro[r, c],
+                                    steps,
+                                    a_panel,
+                                    a_half,
+                                    a_line,
+                                    a_next,
+                                    b_panel,
+                                    sums,
+                                    add,
+                                    before.get(),
+                                    due.get(),
+                                    before_out.get(),
+                                    c_line,
+                                    out_panel,
+                                )
                     due.set(0)
                     height, width = k.minimum(rows - i, PANEL), k.minimum(columns - j, PANEL)
 
@@ -314,8 +360,19 @@ def build_amx(target: Target, order: str, out: str, once: bool, prefetch_steps: 
 
                     def store_now(sums=sums, out_panel=out_panel, height=height, width=width, i=i, j=j) -> None:
                         bias_panel = k.offset(bias_unit, i * p["bias_row"] + j * p["bias_column"], out_type)
-                        k.call(store, sums, out_panel, p["c_row"], p["c_column"], height, width,
-                               bias_panel, p["bias_row"], p["bias_column"], p["flags"])
+                        k.call(
+                            store,
+                            sums,
+                            out_panel,
+                            p["c_row"],
+                            p["c_column"],
+                            height,
+                            width,
+                            bias_panel,
+                            p["bias_row"],
+                            p["bias_column"],
+                            p["flags"],
+                        )
 
                     with k.when(last):
                         k.when_else(straight & width.eq(PANEL), store_later, store_now)
@@ -386,7 +443,9 @@ def _lower(p: Problem, threads: int) -> Lowered:
     units = p.matrices * tiles_m * tiles_n
     grain = 0 if p.work < SERIAL_WORK else 1
     out = p.inputs
-    pack = launch("gemm_amx_pack", (order_of(p.b[1], p.b[0]),), build_amx_pack, (1, out + 1), packs, grain, (*fields, *packing))
+    pack = launch(
+        "gemm_amx_pack", (order_of(p.b[1], p.b[0]),), build_amx_pack, (1, out + 1), packs, grain, (*fields, *packing)
+    )
     once = 2 * PANEL * block_k <= 2 * L1_BYTES // 3 and not streaming and not by_rows
     kind = (order_of(*p.a), p.out_dtype, once, 8 if streaming else 0)
     main = launch("gemm_amx", kind, build_amx, (0, out + 1, 2, out, out + 2), units, grain, (*fields, *reading))

@@ -63,7 +63,11 @@ def build_complex_copy(target: Target, part: str, mode: int) -> Module:
                 values = values + k.load(to, real.vec(lanes), at)
             k.store(to, values, at)
             if mode == WRITE_OUT:
-                k.store(below, k.shuffle(values, -values, [lanes + i + 1 if i % 2 == 0 else i - 1 for i in range(lanes)]), at)
+                k.store(
+                    below,
+                    k.shuffle(values, -values, [lanes + i + 1 if i % 2 == 0 else i - 1 for i in range(lanes)]),
+                    at,
+                )
 
         dense = from_column.eq(2) & to_column.eq(2)
         whole = k.select(dense, columns & -(lanes // 2), k.const(i64, 0))
@@ -98,7 +102,9 @@ class _Scratch:
         return launch("gemm_complex_copy", (self.part, mode), build_complex_copy, (source, to), units, grain, fields)
 
 
-def _own(batch: tuple[tuple[int, ...], ...], which: int, matrix: int) -> tuple[list[tuple[int, int, int]], list[int], int]:
+def _own(
+    batch: tuple[tuple[int, ...], ...], which: int, matrix: int
+) -> tuple[list[tuple[int, int, int]], list[int], int]:
     """Batch entries for copying operand `which`, the strides of its copies for every entry, and the copies' total size."""
     entries, strides, step = [], [], matrix
     for entry in batch:
@@ -155,7 +161,5 @@ def lower_complex(p: Problem, lower_real: Callable[[Problem], Lowered]) -> Lower
                    accumulate=accumulate)  # fmt: skip
     lowered = lower_real(normalised(real))
     ours = len(scratch.sizes)
-    steps = [
-        replace(s, buffers=tuple(place[i] if i <= out else i + ours for i in s.buffers)) for s in lowered.launches
-    ]
+    steps = [replace(s, buffers=tuple(place[i] if i <= out else i + ours for i in s.buffers)) for s in lowered.launches]
     return Lowered((*before, *steps, *after), (*scratch.sizes, *lowered.scratch_bytes))

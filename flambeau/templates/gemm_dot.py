@@ -103,11 +103,28 @@ def build_dot(target: Target, dtype: str, out: str, rows: int, columns: int, unr
         out_unit = k.offset(slot["out"], c_at, out_type)
         with k.range(column0, last, columns) as j:
             with k.range(0, p["m"], rows) as i:
-                register_tile_at(k.offset(x_unit, i * p["x_row"], memory), p["m"] - i, k.offset(w_unit, j * p["w_row"], memory), last - j)
+                register_tile_at(
+                    k.offset(x_unit, i * p["x_row"], memory),
+                    p["m"] - i,
+                    k.offset(w_unit, j * p["w_row"], memory),
+                    last - j,
+                )
                 out_tile = k.offset(out_unit, i * p["c_row"] + j * p["c_column"], out_type)
                 bias_tile = k.offset(slot["bias"], i * p["bias_row"] + j * p["bias_column"], out_type)
-                k.call(finish, tile, columns, out_tile, p["c_row"], p["c_column"], k.minimum(p["m"] - i, rows),
-                       k.minimum(last - j, columns), bias_tile, p["bias_row"], p["bias_column"], p["flags"])
+                k.call(
+                    finish,
+                    tile,
+                    columns,
+                    out_tile,
+                    p["c_row"],
+                    p["c_column"],
+                    k.minimum(p["m"] - i, rows),
+                    k.minimum(last - j, columns),
+                    bias_tile,
+                    p["bias_row"],
+                    p["bias_column"],
+                    p["flags"],
+                )
     k.ret()
     return module
 
@@ -138,7 +155,9 @@ def lower_dot(p: Problem, target: Target, threads: int) -> Lowered:
     x = 0
     if p.a[1] != 1:
         line = round_up(p.k, 64)
-        turned = replace(p, batch=tuple((size, b, a, out) for size, a, b, out in p.batch), base=(p.base[1], p.base[0], p.base[2]))
+        turned = replace(
+            p, batch=tuple((size, b, a, out) for size, a, b, out in p.batch), base=(p.base[1], p.base[0], p.base[2])
+        )
         matrices, packing, reading = packed_batch(turned, line * p.m)
         launches.append(launch("gemm_lines", (p.dtype,), build_lines, (0, p.inputs + 1), matrices * p.m, 0,
                                (p.m, p.k, *p.a, line, *packing)))  # fmt: skip

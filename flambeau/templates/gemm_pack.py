@@ -40,7 +40,9 @@ def transposed(k: Function, rows: list[Value]) -> list[Value]:
 
     def within(a: Value, b: Value, picks: list[int]) -> Value:
         """In every 128-bit lane, the elements `picks` of a (0 … inner-1) and b (inner …)."""
-        return k.shuffle(a, b, [inner * c + (p if p < inner else lanes + p - inner) for c in range(chunks) for p in picks])
+        return k.shuffle(
+            a, b, [inner * c + (p if p < inner else lanes + p - inner) for c in range(chunks) for p in picks]
+        )
 
     groups = []  # groups[g][j], lane c: column inner * c + j of rows inner * g ... + inner
     for g in range(0, lanes, inner):
@@ -74,7 +76,9 @@ def transposed(k: Function, rows: list[Value]) -> list[Value]:
     return columns
 
 
-def pack_function(module: Module, name: str, memory: Type, compute: Type, width: int, lanes: int, order: str) -> Function:
+def pack_function(
+    module: Module, name: str, memory: Type, compute: Type, width: int, lanes: int, order: str
+) -> Function:
     """name(source, stride, step, count, depth, out, panel): out[q * panel + p * width + i] = source[(q * width + i) * stride + p * step].
 
     Strides are in elements; `count` rows are packed, into as many panels as that takes, `panel` elements apart, which is
@@ -128,7 +132,9 @@ def _square_function(module: Module, name: str, memory: Type, compute: Type, wid
     k = module.function(name, [("source", ptr), ("stride", i64), ("out", ptr)], internal=True)
     source, stride, out = k.args
     rows = [k.load(k.offset(source, stride * i), memory.vec(lanes)).to(compute) for i in range(lanes)]
-    for j, line in enumerate(transposed(k, rows)):  # in rising order: where lines overlap, the later one holds the truth
+    for j, line in enumerate(
+        transposed(k, rows)
+    ):  # in rising order: where lines overlap, the later one holds the truth
         k.store(out, line, j * width)
     k.ret()
     return k

@@ -198,7 +198,9 @@ def packed_batch(p: Problem, matrix: int) -> tuple[int, tuple[int, ...], tuple[i
         strides[entry] = step
         step *= entry[0]
     packing = batch_words(p.base, [(size, a, b, 0) for size, a, b, _ in own])
-    reading = batch_words((p.base[0], 0, p.base[2]), [(size, a, strides.get(e, 0), out) for e in p.batch for size, a, _, out in (e,)])
+    reading = batch_words(
+        (p.base[0], 0, p.base[2]), [(size, a, strides.get(e, 0), out) for e in p.batch for size, a, _, out in (e,)]
+    )
     return math.prod(entry[0] for entry in own), packing, reading
 
 
@@ -213,6 +215,8 @@ def batch_words(base: tuple[int, int, int], entries: Iterable[tuple[int, int, in
     return (len(entries), *base, *(v for entry in entries for v in entry))
 
 
-def launch(name: str, parameters: tuple, build, buffers: tuple[int, ...], units: int, grain: int, fields: tuple[int, ...]) -> Launch:
+def launch(
+    name: str, parameters: tuple, build, buffers: tuple[int, ...], units: int, grain: int, fields: tuple[int, ...]
+) -> Launch:
     """A launch whose units go to one thread if `grain` is 0."""
     return Launch(Recipe(name, parameters, build), buffers, (units, grain or units, *fields))

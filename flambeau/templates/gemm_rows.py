@@ -43,7 +43,10 @@ def build_rows(target: Target, dtype: str, out: str, rows: int, depth: int) -> M
     def add_rows(a: Value, b: Value, columns: Value, count: int) -> None:
         """sums += a[:, 0:count] @ b[0:count, :columns]."""
         xs = [
-            [k.splat(k.load(k.offset(a, i * p["a_row"] + r * p["a_step"], memory), memory).to(compute), lanes) for r in range(count)]
+            [
+                k.splat(k.load(k.offset(a, i * p["a_row"] + r * p["a_step"], memory), memory).to(compute), lanes)
+                for r in range(count)
+            ]
             for i in range(rows)
         ]
         lines = [k.offset(b, r * p["b_step"], memory) for r in range(count)]
@@ -73,12 +76,27 @@ def build_rows(target: Target, dtype: str, out: str, rows: int, depth: int) -> M
         a_unit, b_unit = k.offset(slot["a"], a_at, memory), k.offset(slot["b"], b_at + column0, memory)
         whole = p["k"] // depth * depth
         with k.range(0, whole, depth) as at:
-            add_rows(k.offset(a_unit, at * p["a_step"], memory), k.offset(b_unit, at * p["b_step"], memory), columns, depth)
+            add_rows(
+                k.offset(a_unit, at * p["a_step"], memory), k.offset(b_unit, at * p["b_step"], memory), columns, depth
+            )
         with k.range(whole, p["k"]) as at:
             add_rows(k.offset(a_unit, at * p["a_step"], memory), k.offset(b_unit, at * p["b_step"], memory), columns, 1)
         to = k.offset(slot["out"], c_at + column0 * p["c_column"], out_type)
         bias = k.offset(slot["bias"], column0 * p["bias_column"], out_type)
-        k.call(finish, sums, line, to, p["c_row"], p["c_column"], rows, columns, bias, p["bias_row"], p["bias_column"], p["flags"])
+        k.call(
+            finish,
+            sums,
+            line,
+            to,
+            p["c_row"],
+            p["c_column"],
+            rows,
+            columns,
+            bias,
+            p["bias_row"],
+            p["bias_column"],
+            p["flags"],
+        )
     k.ret()
     return module
 

@@ -79,7 +79,11 @@ def lower_split(p: Problem, lower: Callable[[Problem], Lowered]) -> Lowered:
     multiply(replace(inner, k=chunk, batch=(along, *batch), base=(a_base, b_base, 0)))
     if rest:
         done = whole * chunk
-        multiply(replace(inner, k=rest, batch=tuple(batch), base=(a_base + done * p.a[1], b_base + done * p.b[0], whole * count)))
+        multiply(
+            replace(
+                inner, k=rest, batch=tuple(batch), base=(a_base + done * p.a[1], b_base + done * p.b[0], whole * count)
+            )
+        )
     fields = (p.m, p.n, parts, *p.out, *(p.bias or (0, 0)), p.flags, *plain_batch(replace(p, base=(0, 0, out_base))))
     steps.append(launch("gemm_sum", (p.dtype, p.out_dtype), build_sum, (partial, 2, out), p.matrices, 1, fields))
     return Lowered(tuple(steps), tuple(scratch))

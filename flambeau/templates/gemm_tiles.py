@@ -17,7 +17,17 @@ from flambeau.kernel.dsl import Function, Module, Value
 from flambeau.kernel.target import Target
 from flambeau.kernel.types import Type, bf16, f16, f32, f64, i8, i16, i32, i64, ptr, u8
 from flambeau.templates.gemm_pack import DEPTH_ALIGN, order_of, pack_function, transposed
-from flambeau.templates.gemm_problem import SERIAL_WORK, Grid, Problem, blocks_of, launch, packed_batch, plain_batch, round_up, unit_blocks
+from flambeau.templates.gemm_problem import (
+    SERIAL_WORK,
+    Grid,
+    Problem,
+    blocks_of,
+    launch,
+    packed_batch,
+    plain_batch,
+    round_up,
+    unit_blocks,
+)
 from flambeau.templates.launch import Lowered
 
 # Element type in memory and the type that sums are kept in. Integers wrap around, so a wider sum changes nothing.
@@ -92,7 +102,9 @@ class Tiles:
             self.micro[height, False] = self._micro(height, kind.vectors)
         for height in self.heights[True]:
             same = kind.vectors == kind.tail_vectors and not self.tails_masked
-            self.micro[height, True] = self.micro[height, False] if same else self._micro(height, kind.tail_vectors, self.tails_masked)
+            self.micro[height, True] = (
+                self.micro[height, False] if same else self._micro(height, kind.tail_vectors, self.tails_masked)
+            )
 
     # ------------------------------------------------------------------ register tiles
     def multiply_add(self, k: Function, x: Value, y: Value, total: Value) -> Value:
@@ -231,9 +243,20 @@ def finish_function(module: Module, compute: Type, out_type: Type, lanes: int, *
                     lines.append(k.load(line, compute.vec(lanes), mask=k.tail_mask(columns - j, lanes)))
                 for r, line in enumerate(transposed(k, lines)):
                     k.store(square, line, r * lanes)
-                k.call(straight, square, lanes, k.offset(out, i * c_row + j * c_column, out_type), c_column, c_row,
-                       k.minimum(columns - j, lanes), k.minimum(rows - i, lanes),
-                       k.offset(bias, i * bias_row + j * bias_column, out_type), bias_column, bias_row, flags)
+                k.call(
+                    straight,
+                    square,
+                    lanes,
+                    k.offset(out, i * c_row + j * c_column, out_type),
+                    c_column,
+                    c_row,
+                    k.minimum(columns - j, lanes),
+                    k.minimum(rows - i, lanes),
+                    k.offset(bias, i * bias_row + j * bias_column, out_type),
+                    bias_column,
+                    bias_row,
+                    flags,
+                )
 
         k.when_else(c_row.eq(1) & c_column.ne(1), turned, lambda: k.call(straight, *k.args))
         k.ret()
@@ -356,8 +379,22 @@ def build_tiles(target: Target, *parameters) -> Module:
                         a_panel = k.offset(packed_a, i * stored_depth, t.compute)
                     else:
                         a_panel = k.offset(a_block, i * p["a_row"], t.memory)
-                    k.call(t.micro[h, tail], depth, a_panel, p["a_row"], p["a_step"], b_panel, p["b_step"],
-                           k.offset(c_panel, i * c_row, c_type), c_row, left, columns - j, flags, bias_panel, p["bias_column"])
+                    k.call(
+                        t.micro[h, tail],
+                        depth,
+                        a_panel,
+                        p["a_row"],
+                        p["a_step"],
+                        b_panel,
+                        p["b_step"],
+                        k.offset(c_panel, i * c_row, c_type),
+                        c_row,
+                        left,
+                        columns - j,
+                        flags,
+                        bias_panel,
+                        p["bias_column"],
+                    )
 
                 done = k.const(i64, 0)
                 heights = t.heights[tail]
@@ -374,7 +411,11 @@ def build_tiles(target: Target, *parameters) -> Module:
 
             tail_width = kind.tail_vectors * lanes
             # A panel is stored whole, so only what fits a tail is left to it; plain columns past the edge may not be read.
-            whole = columns // width * width if kind.b_mode == "plain" else (columns + (width - tail_width - 1)) // width * width
+            whole = (
+                columns // width * width
+                if kind.b_mode == "plain"
+                else (columns + (width - tail_width - 1)) // width * width
+            )
             group0 = k.var(i64, 0)
 
             def panels(start_column: Value | int, end_column: Value) -> None:
@@ -396,8 +437,20 @@ def build_tiles(target: Target, *parameters) -> Module:
             start.set(following)
             more.set((following < p["k"]).to(i64))
         if kind.staged:
-            k.call(t.finish, c_unit, c_row, out_unit, p["c_row"], p["c_column"], rows, columns, bias_unit, p["bias_row"], p["bias_column"],
-                   p["flags"])
+            k.call(
+                t.finish,
+                c_unit,
+                c_row,
+                out_unit,
+                p["c_row"],
+                p["c_column"],
+                rows,
+                columns,
+                bias_unit,
+                p["bias_row"],
+                p["bias_column"],
+                p["flags"],
+            )
     k.ret()
     return t.module
 
@@ -426,8 +479,16 @@ def build_pack(target: Target, dtype: str, order: str, vectors: int) -> Module:
         stored_depth = (depth + (DEPTH_ALIGN - 1)) & -DEPTH_ALIGN
         matrix = padded * ((p["k"] + (DEPTH_ALIGN - 1)) & -DEPTH_ALIGN)
         to = k.offset(packed, batch * matrix + at * padded + column * stored_depth, compute)
-        k.call(pack_b, k.offset(source, b_at + at * p["b_step"] + column * p["b_column"], memory), p["b_column"], p["b_step"],
-               k.minimum(p["n"] - column, columns), depth, to, stored_depth * width)
+        k.call(
+            pack_b,
+            k.offset(source, b_at + at * p["b_step"] + column * p["b_column"], memory),
+            p["b_column"],
+            p["b_step"],
+            k.minimum(p["n"] - column, columns),
+            depth,
+            to,
+            stored_depth * width,
+        )
     k.ret()
     return module
 
@@ -482,7 +543,9 @@ def lower_tiles(p: Problem, target: Target, threads: int, *, plain_a: bool = Fal
     if shared_b:
         packs = matrices * -(-p.n // (width * PACKED_PANELS)) * -(-p.k // block_k)
         b, scratch, sizes = out + 1, out + 2, [matrices * matrix * compute.size, *sizes]
-        launches.append(launch("gemm_pack", (p.dtype, b_order, vectors), build_pack, (1, b), packs, grain, (*fields, *packing)))
+        launches.append(
+            launch("gemm_pack", (p.dtype, b_order, vectors), build_pack, (1, b), packs, grain, (*fields, *packing))
+        )
     units = p.matrices * tiles_m * tiles_n
     slots = (0, b, 2, out, scratch)  # out stands for a bias that there is not
     words = reading if shared_b else plain_batch(p)
@@ -514,7 +577,9 @@ def plain_kernel(p: Problem, target: Target) -> TileKernel:
         heights, vectors = register_tile(target)
         tail = 1
     ahead = 16 if 4 < p.m <= 28 and p.n > lanes and p.n * p.k * ELEMENTS[p.dtype][0].size >= L2_BYTES else 0
-    return TileKernel(p.dtype, p.out_dtype, "row" if p.a[1] == 1 else "column", "plain", False, heights, vectors, tail, ahead)
+    return TileKernel(
+        p.dtype, p.out_dtype, "row" if p.a[1] == 1 else "column", "plain", False, heights, vectors, tail, ahead
+    )
 
 
 def lower_plain(p: Problem, target: Target, threads: int) -> Lowered:
@@ -523,7 +588,23 @@ def lower_plain(p: Problem, target: Target, threads: int) -> Lowered:
     height, width = kind.heights[0], kind.vectors * target.lanes(ELEMENTS[p.dtype][1])
     block_m, block_n = unit_blocks(p, Grid(height, width, max(MOST_PANELS * 14, height), 4096, 4, 12), threads)
     tiles_m, tiles_n = -(-p.m // block_m), -(-p.n // block_n)
-    fields = (p.m, p.n, p.k, *p.a, *p.b, *p.out, *(p.bias or (0, 0)), block_m, block_n, max(p.k, 1), tiles_m, tiles_n, 0, 0, p.flags)
+    fields = (
+        p.m,
+        p.n,
+        p.k,
+        *p.a,
+        *p.b,
+        *p.out,
+        *(p.bias or (0, 0)),
+        block_m,
+        block_n,
+        max(p.k, 1),
+        tiles_m,
+        tiles_n,
+        0,
+        0,
+        p.flags,
+    )
     out = p.inputs
     units = p.matrices * tiles_m * tiles_n
     grain = 0 if p.work < SERIAL_WORK else max(1, units // (16 * threads))

@@ -26,7 +26,9 @@ class LoopMemory:
     nest: LoopNest
     tid: Value
     pointers: dict[int, Value]
-    aligned: dict[int, Value]  # of a slot that is stored past the cache: whether its memory starts where such stores may
+    aligned: dict[
+        int, Value
+    ]  # of a slot that is stored past the cache: whether its memory starts where such stores may
     sizes: list[Value]
     bases: dict[int, Any]
     level: list[str]
@@ -65,7 +67,9 @@ class LoopMemory:
             return self._to_register(v, n.dtype)
         if gathered is None and step == -1 and lanes:
             where = (base if base is not None else k.const(i64, 0)) - position - (lanes - 1)
-            v = self._memory_vector(p, memory, where, None if mask is None else self._backwards(mask), lanes, is_complex)
+            v = self._memory_vector(
+                p, memory, where, None if mask is None else self._backwards(mask), lanes, is_complex
+            )
             v = Complex(self._backwards(v.real), self._backwards(v.imag)) if is_complex else self._backwards(v)
             return self._to_register(v, n.dtype)
         if lanes == 0:
@@ -114,7 +118,9 @@ class LoopMemory:
                 report = k.reduce(k.select(bad, index, k.const(index.type, -(1 << 63))), lambda a, b: k.maximum(a, b))
             else:
                 report = index
-            emit_report(k, error, kind_numbered(n.error), op=self.param(n.op), index=report, dim=self.param(n.dim), size=size)
+            emit_report(
+                k, error, kind_numbered(n.error), op=self.param(n.op), index=report, dim=self.param(n.dim), size=size
+            )
         return k.select(bad, k.const(index.type, 0), wrapped)
 
     def _memory_scalar(self, p: Value, memory: Type, where, is_complex: bool) -> Any:
@@ -170,15 +176,22 @@ class LoopMemory:
             else:
                 old = self._memory_gather(p, memory, where, mask, is_complex)
             op = REGISTRY[n.combine]
-            v = fit(k, op.rules.lower(k, self._to_register(old, n.dtype), v, *(a.default for a in op.params[2:])), BY_NAME[n.dtype])
+            v = fit(
+                k,
+                op.rules.lower(k, self._to_register(old, n.dtype), v, *(a.default for a in op.params[2:])),
+                BY_NAME[n.dtype],
+            )
         v = self._to_memory(v, n.dtype)
         if dense:
             if is_complex:
                 both = k.shuffle(v.real, v.imag, [x // 2 + (x % 2) * lanes for x in range(2 * lanes)])
                 k.store(p, both, where * 2, mask=self._double(mask, lanes))
             elif n.streaming and mask is None:
-                k.when_else(self.aligned[n.slot], lambda: k.store(p, v, where, align=STREAMING_ALIGN, nontemporal=True),
-                            lambda: k.store(p, v, where))
+                k.when_else(
+                    self.aligned[n.slot],
+                    lambda: k.store(p, v, where, align=STREAMING_ALIGN, nontemporal=True),
+                    lambda: k.store(p, v, where),
+                )
             else:
                 k.store(p, v, where, mask=mask)
             return

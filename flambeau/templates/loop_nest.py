@@ -50,7 +50,9 @@ from flambeau.templates.loop_program import (
 
 def build_loop_nest(target, nest: LoopNest) -> Module:
     """The kernel of a nest, for a target."""
-    return _Emitter(nest, Module(vector_bits=max(256, target.vector_bytes * 8), native_scalef=target.has("avx512f", "avx512vl"))).build()
+    return _Emitter(
+        nest, Module(vector_bits=max(256, target.vector_bytes * 8), native_scalef=target.has("avx512f", "avx512vl"))
+    ).build()
 
 
 def state_types(n: Reduce) -> list[Type]:
@@ -136,11 +138,14 @@ class _Emitter(LoopMemory):
         self.block = k.load(self.slots, ptr, nest.slots)
         self.pointers = {s: k.load(self.slots, ptr, s) for s in self._pointer_slots()}
         self.aligned = {
-            n.slot: (self.pointers[n.slot].to(i64) % STREAMING_ALIGN).eq(0) for n in self.program if isinstance(n, Store) and n.streaming
+            n.slot: (self.pointers[n.slot].to(i64) % STREAMING_ALIGN).eq(0)
+            for n in self.program
+            if isinstance(n, Store) and n.streaming
         }
         self.scalars = {
             i: k.load(self.slots, t.f64 if n.kind == "f" else i64, n.slot)
-            for i, n in enumerate(self.program) if isinstance(n, Scalar)
+            for i, n in enumerate(self.program)
+            if isinstance(n, Scalar)
         }
         self.params: dict[int, Value] = {}
         self.sizes = [self.param(FIRST_SIZE + d) for d in range(nest.dims)]
@@ -271,8 +276,16 @@ class _Emitter(LoopMemory):
                 elif isinstance(n, Keep):
                     self._keep(n, v, position, mask, lanes)
                 else:
-                    self._store_full(n, i, v, offsets, position, mask, lanes,
-                                     lambda r: self._full(r, values, offsets, position, mask, lanes))
+                    self._store_full(
+                        n,
+                        i,
+                        v,
+                        offsets,
+                        position,
+                        mask,
+                        lanes,
+                        lambda r: self._full(r, values, offsets, position, mask, lanes),
+                    )
 
         def vectors(offsets):
             step = lanes * ways
@@ -342,8 +355,16 @@ class _Emitter(LoopMemory):
                         if isinstance(n, Reduce):
                             self._accumulate(n, i, state[i][w], self._splat(v, lanes), offsets, position, None, lanes)
                         else:
-                            self._store_full(n, i, v, offsets, position, mask, lanes,
-                                             lambda r: self._in_column(r, values, offsets, w, position, mask))
+                            self._store_full(
+                                n,
+                                i,
+                                v,
+                                offsets,
+                                position,
+                                mask,
+                                lanes,
+                                lambda r: self._in_column(r, values, offsets, w, position, mask),
+                            )
 
             self._nest_inner(nest.outer, nest.dims, dict(self.bases), innermost)
             for i in reduces:
@@ -353,6 +374,7 @@ class _Emitter(LoopMemory):
         for i, n in enumerate(self.program):
             if isinstance(n, Store) and self.level[i] == "row":
                 for w, position in enumerate(positions):
+
                     def value(r, w=w, position=position):
                         return self._in_column(r, {}, dict(self.bases), w, position, mask)
 
@@ -385,7 +407,9 @@ class _Emitter(LoopMemory):
                 store[i] = self.column_values[w][n.reduce.index][n.index]
             else:
                 where = self.bases if row else offsets
-                at = (None, None, 0) if self.uniform[i] else (position, mask, self.nest.lanes)  # one scalar instead of equal lanes
+                at = (
+                    (None, None, 0) if self.uniform[i] else (position, mask, self.nest.lanes)
+                )  # one scalar instead of equal lanes
                 store[i] = self._emit(i, lambda r: self._in_column(r, values, offsets, w, position, mask), where, *at)
         return store[i]
 
@@ -439,7 +463,9 @@ class _Emitter(LoopMemory):
             if keep is not None and self.stage[i] < self.current_stage:
                 values[i] = self._kept_value(keep, i, position, mask, lanes)
             else:
-                values[i] = self._emit(i, lambda r: self._full(r, values, offsets, position, mask, lanes), offsets, position, mask, lanes)
+                values[i] = self._emit(
+                    i, lambda r: self._full(r, values, offsets, position, mask, lanes), offsets, position, mask, lanes
+                )
         return values[i]
 
     def dtype_of(self, i: int) -> str:

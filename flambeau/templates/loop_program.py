@@ -15,9 +15,18 @@ from flambeau.kernel.types import Type
 TOTAL, GRAIN, CHUNK, FIRST_SIZE = 0, 1, 2, 3  # positions in the parameter block
 COUNTER_SLOT = 63  # the launcher zeroes it: units finished so far
 MEMORY: dict[str, Type] = {
-    "bool": t.u8, "uint8": t.u8, "int8": t.i8, "int16": t.i16, "int32": t.i32, "int64": t.i64,
-    "float16": t.f16, "bfloat16": t.bf16, "float32": t.f32, "float64": t.f64,
-    "complex64": t.f32, "complex128": t.f64,
+    "bool": t.u8,
+    "uint8": t.u8,
+    "int8": t.i8,
+    "int16": t.i16,
+    "int32": t.i32,
+    "int64": t.i64,
+    "float16": t.f16,
+    "bfloat16": t.bf16,
+    "float32": t.f32,
+    "float64": t.f64,
+    "complex64": t.f32,
+    "complex128": t.f64,
 }
 REGISTER: dict[str, Type] = MEMORY | {"bool": t.i1, "float16": t.f32, "bfloat16": t.f32}
 

@@ -53,7 +53,7 @@ def nest_text(nest: LoopNest, params: Sequence[int], operands: Sequence[str] = (
 
 def sizes_of(nest: LoopNest, params: Sequence[int]) -> tuple[int, ...]:
     """Sizes of the domain's dims, outer ones first."""
-    return tuple(params[FIRST_SIZE: FIRST_SIZE + nest.dims])
+    return tuple(params[FIRST_SIZE : FIRST_SIZE + nest.dims])
 
 
 def _loop_note(nest: LoopNest, dim: int, params: Sequence[int]) -> str:
@@ -105,7 +105,9 @@ def _instruction(number: int, node: Any, params: Sequence[int], names: Sequence[
             return f"{head}{node.op}({', '.join(map(repr, node.args))}) in {', '.join(dict.fromkeys(node.compute)) or '-'} -> {node.dtype}"
         case Reduce():
             attributes = f" {node.attributes}" if node.attributes else ""
-            return f"{head}{node.op}{attributes} {node.arg} in {node.compute} over {node.over} -> {', '.join(node.dtypes)}"
+            return (
+                f"{head}{node.op}{attributes} {node.arg} in {node.compute} over {node.over} -> {', '.join(node.dtypes)}"
+            )
         case Part():
             return f"{head}part {node.index} of {node.reduce}"
         case Keep():

@@ -74,7 +74,9 @@ def row_bases(k: Function, block: Value, unit: Value, first: int, entries: int, 
 
 
 # ------------------------------------------------------------------ elements
-def load_lanes(k: Function, pointer: Value, name: str, where: Value, step: Value | None, lanes: int, mask: Value | None = None) -> Any:
+def load_lanes(
+    k: Function, pointer: Value, name: str, where: Value, step: Value | None, lanes: int, mask: Value | None = None
+) -> Any:
     """`lanes` elements of dtype `name` from element `where` on, `step` apart (None: 1), in register types. 0 lanes: a scalar."""
     memory = MEMORY[name]
     if BY_NAME[name].is_complex:
@@ -88,7 +90,9 @@ def load_lanes(k: Function, pointer: Value, name: str, where: Value, step: Value
     return v.ne(0) if name == "bool" else v.to(REGISTER[name])
 
 
-def _load_complex(k: Function, pointer: Value, memory: Type, where: Value, step: Value | None, lanes: int, mask: Value | None) -> Complex:
+def _load_complex(
+    k: Function, pointer: Value, memory: Type, where: Value, step: Value | None, lanes: int, mask: Value | None
+) -> Complex:
     twice = where * 2
     if lanes == 0:
         return Complex(k.load(pointer, memory, twice), k.load(pointer, memory, twice + 1))
@@ -100,7 +104,14 @@ def _load_complex(k: Function, pointer: Value, memory: Type, where: Value, step:
 
 
 def store_lanes(
-    k: Function, pointer: Value, name: str, v: Any, where: Value, step: Value | None, lanes: int, mask: Value | None = None
+    k: Function,
+    pointer: Value,
+    name: str,
+    v: Any,
+    where: Value,
+    step: Value | None,
+    lanes: int,
+    mask: Value | None = None,
 ) -> None:
     """The reverse of `load_lanes`; `v` in the register type of `name`."""
     if isinstance(v, Complex):
@@ -115,7 +126,9 @@ def store_lanes(
         k.scatter(pointer, v, _spread(k, where, step, lanes), mask=mask)
 
 
-def _store_complex(k: Function, pointer: Value, v: Complex, where: Value, step: Value | None, lanes: int, mask: Value | None) -> None:
+def _store_complex(
+    k: Function, pointer: Value, v: Complex, where: Value, step: Value | None, lanes: int, mask: Value | None
+) -> None:
     twice = where * 2
     if lanes == 0:
         k.store(pointer, v.real, twice)

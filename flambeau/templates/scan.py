@@ -184,7 +184,9 @@ def build_rows(target, op, in_names, out_names, compute, reverse, exclusive, lan
             shown = states.combine(before, states.moved(own, 1)) if exclusive else whole
             states.set(carry, states.last(whole))
             for j, (v, name) in enumerate(zip(states.results(shown), out_names), len(in_names)):
-                store_lanes(k, pointers[j], name, turned(k, v, lanes) if reverse else v, place(j), steps[j], lanes, seen)
+                store_lanes(
+                    k, pointers[j], name, turned(k, v, lanes) if reverse else v, place(j), steps[j], lanes, seen
+                )
 
         whole = length // lanes * lanes
         with k.range(0, whole, lanes) as x:
@@ -233,11 +235,16 @@ def build_columns(target, op, in_names, out_names, compute, reverse, exclusive, 
                         shift = column if across[j] is None else across[j] * column
                         return start[j] + position * steps[j] + shift
 
-                    values = [(load_lanes(k, pointers[j], name, place(j), across[j], lanes, mask), name) for j, name in enumerate(in_names)]
+                    values = [
+                        (load_lanes(k, pointers[j], name, place(j), across[j], lanes, mask), name)
+                        for j, name in enumerate(in_names)
+                    ]
                     before = states.get(carries[w])
                     after = states.combine(before, states.lift(values, k.splat(position, lanes)))
                     states.set(carries[w], after)
-                    for j, (v, name) in enumerate(zip(states.results(before if exclusive else after), out_names), len(in_names)):
+                    for j, (v, name) in enumerate(
+                        zip(states.results(before if exclusive else after), out_names), len(in_names)
+                    ):
                         store_lanes(k, pointers[j], name, v, place(j), across[j], lanes, mask)
 
         rest = width - low

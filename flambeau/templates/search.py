@@ -43,12 +43,22 @@ def search(sequence: Spec, values: Spec, out: Spec, *, right: bool, sorter: Spec
     if total == 0 or rows.length == 0:
         return Lowered(())
     params = (total, GRAIN_PIECES, rows.length, size, *rows.steps, *rows.params())
-    key = (sequence.dtype.name, out.dtype.name, right, sorter is not None, rows.steps[0] == 1, rows.steps[1] == 1, len(rows.entries))
+    key = (
+        sequence.dtype.name,
+        out.dtype.name,
+        right,
+        sorter is not None,
+        rows.steps[0] == 1,
+        rows.steps[1] == 1,
+        len(rows.entries),
+    )
     operands = (1, 3, 0, 2) if sorter is not None else (1, 2, 0)
     return Lowered((Launch(Recipe("search", key, build_search), operands, params),))
 
 
-def build_search(target, dtype: str, out_dtype: str, right: bool, sorted_by: bool, unit_in: bool, unit_out: bool, entries: int) -> Module:
+def build_search(
+    target, dtype: str, out_dtype: str, right: bool, sorted_by: bool, unit_in: bool, unit_out: bool, entries: int
+) -> Module:
     module, k = _frame(target)
     slots, begin, end, _ = k.args
     operands = 4 if sorted_by else 3
@@ -75,7 +85,13 @@ def build_search(target, dtype: str, out_dtype: str, right: bool, sorted_by: boo
         with k.range(first, k.minimum(first + PIECE, length), lanes) as x:
             mask = k.tail_mask(length - x, lanes)
             wanted = load_lanes(
-                k, pointers[0], dtype, base[0] + (x if unit_in else x * steps[0]), None if unit_in else steps[0], lanes, mask
+                k,
+                pointers[0],
+                dtype,
+                base[0] + (x if unit_in else x * steps[0]),
+                None if unit_in else steps[0],
+                lanes,
+                mask,
             )
             low, high = k.var(kind, 0), k.var(kind, k.splat(size, lanes))
             with k.loop_while(lambda: k.any(low.get() < high.get())):
@@ -88,7 +104,16 @@ def build_search(target, dtype: str, out_dtype: str, right: bool, sorted_by: boo
                 low.set(k.select(open_ & ~stays, middle + 1, a))
                 high.set(k.select(open_ & stays, middle, b))
             at = base[1] + (x if unit_out else x * steps[1])
-            store_lanes(k, pointers[1], out_dtype, low.get().to(REGISTER[out_dtype]), at, None if unit_out else steps[1], lanes, mask)
+            store_lanes(
+                k,
+                pointers[1],
+                out_dtype,
+                low.get().to(REGISTER[out_dtype]),
+                at,
+                None if unit_out else steps[1],
+                lanes,
+                mask,
+            )
 
     with k.range(begin, end) as u:
         unit(u)

@@ -50,7 +50,9 @@ def median(spec: Spec, dim: int, *, ignore_nan: bool, target, threads: int) -> L
     return _lowered(spec, dim, n, "ranks" if n <= RANKS_LENGTH else "select", mode, 0, 1, False, target, threads)
 
 
-def _lowered(spec: Spec, dim: int, n: int, method: str, mode: str, low: int, high: int, descending: bool, target, threads: int) -> Lowered:
+def _lowered(
+    spec: Spec, dim: int, n: int, method: str, mode: str, low: int, high: int, descending: bool, target, threads: int
+) -> Lowered:
     shape = tuple(high - low if d == dim else size for d, size in enumerate(spec.shape))
     out = Spec.of(shape, spec.dtype)
     rows = rows_of(spec.shape, dim, (spec.strides, out.strides, out.strides))
@@ -60,7 +62,9 @@ def _lowered(spec: Spec, dim: int, n: int, method: str, mode: str, low: int, hig
     per_thread = (2 * (n + 16) * item + spec.dtype.itemsize * RADIX * 8 + 63) // 64 * 64
     params = (rows.count, max(1, GRAIN_ELEMENTS // n), n, low, high, per_thread, *rows.steps, *rows.params())
     few = high - low <= RANKS_LENGTH
-    recipe = Recipe("sort", (spec.dtype.name, method, mode, descending, few, rows.steps[0] == 1, len(rows.entries)), build_sort)
+    recipe = Recipe(
+        "sort", (spec.dtype.name, method, mode, descending, few, rows.steps[0] == 1, len(rows.entries)), build_sort
+    )
     return Lowered((Launch(recipe, (0, 1, 2, 3), params),), (per_thread * threads,))
 
 
@@ -120,7 +124,9 @@ def key_of(k: Function, x: Value, dtype: str, descending: bool) -> Value:
 class _Sorter:
     """Emits the kernel of one recipe."""
 
-    def __init__(self, target, dtype: str, method: str, mode: str, descending: bool, few: bool, unit: bool, entries: int):
+    def __init__(
+        self, target, dtype: str, method: str, mode: str, descending: bool, few: bool, unit: bool, entries: int
+    ):
         self.module = Module(vector_bits=max(256, target.vector_bytes * 8))
         self.k = k = self.module.function("kernel", [("slots", ptr), ("begin", i64), ("end", i64), ("tid", i64)])
         self.dtype, self.method, self.mode, self.descending, self.few, self.unit, self.entries = (
@@ -199,7 +205,9 @@ class _Sorter:
         k, n = self.k, self.lanes
         if not self.items.packed:
             with k.range(0, self.length) as i:
-                self.items.store(self.first, i, self.items.make(key_of(k, self._element(i), self.dtype, self.descending), i))
+                self.items.store(
+                    self.first, i, self.items.make(key_of(k, self._element(i), self.dtype, self.descending), i)
+                )
             return
         with k.range(0, self.length, n) as x:  # the area has room for a whole vector more
             mask = k.tail_mask(self.length - x, n)
@@ -350,5 +358,7 @@ class _Sorter:
         rank.set(wanted - below.get())
 
 
-def build_sort(target, dtype: str, method: str, mode: str, descending: bool, few: bool, unit: bool, entries: int) -> Module:
+def build_sort(
+    target, dtype: str, method: str, mode: str, descending: bool, few: bool, unit: bool, entries: int
+) -> Module:
     return _Sorter(target, dtype, method, mode, descending, few, unit, entries).build()

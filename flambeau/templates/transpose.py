@@ -21,7 +21,9 @@ from flambeau.templates.launch import Recipe
 TILES = 4  # on a side of the square that one unit turns
 LEAST = 1024  # elements below which a loop nest is as good
 ELEMENT = {1: u8, 2: u16, 4: u32, 8: u64}
-ROWS, LENGTH, ROW_BLOCKS, COLUMN_BLOCKS, SOURCE_STEP, RESULT_STEP, SOURCE_OFFSET, RESULT_OFFSET, OUTER = range(2, 11)  # block positions
+ROWS, LENGTH, ROW_BLOCKS, COLUMN_BLOCKS, SOURCE_STEP, RESULT_STEP, SOURCE_OFFSET, RESULT_OFFSET, OUTER = range(
+    2, 11
+)  # block positions
 
 
 def suits(sizes: Sequence[int], source: Sequence[int], result: Sequence[int], itemsize: int) -> tuple[int, int] | None:
@@ -35,9 +37,18 @@ def suits(sizes: Sequence[int], source: Sequence[int], result: Sequence[int], it
     return along, across
 
 
-def transposed_copy(target, sizes: Sequence[int], source: Sequence[int], result: Sequence[int], itemsize: int, along: int, across: int,
-                    source_offset: int = 0, result_offset: int = 0,
-                    slots: tuple[int, int, int] = (0, 1, 2)) -> tuple[Recipe, tuple[int, ...]]:
+def transposed_copy(
+    target,
+    sizes: Sequence[int],
+    source: Sequence[int],
+    result: Sequence[int],
+    itemsize: int,
+    along: int,
+    across: int,
+    source_offset: int = 0,
+    result_offset: int = 0,
+    slots: tuple[int, int, int] = (0, 1, 2),
+) -> tuple[Recipe, tuple[int, ...]]:
     """Strides and offsets in elements; `slots` of the source, the result and the parameter block."""
     tile = max(4, min(16, target.vector_bytes // itemsize))
     rows, length = sizes[across], sizes[along]
@@ -64,7 +75,7 @@ def build(target, itemsize: int, tile: int, outer: int, places: tuple[int, int, 
         rest, row = rest // word[ROW_BLOCKS], rest % word[ROW_BLOCKS] * side
         start, to = word[SOURCE_OFFSET] + row, word[RESULT_OFFSET] + row * word[RESULT_STEP]
         for d in reversed(range(outer)):
-            size, step, result_step = word[OUTER + 3 * d:OUTER + 3 * d + 3]
+            size, step, result_step = word[OUTER + 3 * d : OUTER + 3 * d + 3]
             at = rest % size if d else rest
             rest = rest // size
             start, to = start + at * step, to + at * result_step
@@ -78,8 +89,11 @@ def build(target, itemsize: int, tile: int, outer: int, places: tuple[int, int, 
                 k.store(staged, k.load(source, element, start + x * word[SOURCE_STEP] + y), x * pitch + y)
             with k.when(whole_rows < rows):
                 mask = k.tail_mask(rows - whole_rows, tile)
-                k.store(staged, k.load(source, element, start + x * word[SOURCE_STEP] + whole_rows, mask=mask),
-                        x * pitch + whole_rows)
+                k.store(
+                    staged,
+                    k.load(source, element, start + x * word[SOURCE_STEP] + whole_rows, mask=mask),
+                    x * pitch + whole_rows,
+                )
 
         def turn(x: Value, y: Value, masked: bool) -> None:
             """One tile: columns x … x + tile of rows y … y + tile."""

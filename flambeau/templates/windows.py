@@ -98,7 +98,15 @@ def build_pad(target: Target, size: int, unit_x: bool, unit_out: bool) -> Module
     return module
 
 
-def pad_lines(shape: Sequence[int], strides: Sequence[int], lows: Sequence[int], out_shape: Sequence[int], *, itemsize: int, value_bits: int) -> Lowered:
+def pad_lines(
+    shape: Sequence[int],
+    strides: Sequence[int],
+    lows: Sequence[int],
+    out_shape: Sequence[int],
+    *,
+    itemsize: int,
+    value_bits: int,
+) -> Lowered:
     """Launches that copy operand 0 into operand 1 (contiguous), shifted by `lows` (one per spatial dim) with the value around it.
 
     Elements of 1 to 8 bytes; 16-byte ones go as a last dim of two.
@@ -109,7 +117,11 @@ def pad_lines(shape: Sequence[int], strides: Sequence[int], lows: Sequence[int],
     batch_shape, x_batch, out_batch = tuple(shape[:lead]), tuple(strides[:lead]), tuple(out_strides[:lead])
     x_steps, out_steps = tuple(strides[lead:]), tuple(out_strides[lead:])
     if itemsize == 16:
-        batch_shape, x_batch, out_batch = (*batch_shape, 2), (*(2 * s for s in x_batch), 1), (*(2 * s for s in out_batch), 1)
+        batch_shape, x_batch, out_batch = (
+            (*batch_shape, 2),
+            (*(2 * s for s in x_batch), 1),
+            (*(2 * s for s in out_batch), 1),
+        )
         x_steps, out_steps, itemsize = tuple(2 * s for s in x_steps), tuple(2 * s for s in out_steps), 8
     n, m = three(shape[lead:], 1), three(out_shape[lead:], 1)
     lows, xs, os = three(lows, 0), three(x_steps, 0), three(out_steps, 0)
@@ -173,7 +185,13 @@ def build_window_sum(target: Target, dtype: str, unit_g: bool, unit_out: bool, u
                                 known = known & (window * k.splat(p["s2"], lanes)).eq(at)
                             known = known & (window < k.splat(p["w2"], lanes))
 
-                            def read(base: Value, kind: Type, known: Value = known, window: Value = window, shift: Value = shift) -> Value:
+                            def read(
+                                base: Value,
+                                kind: Type,
+                                known: Value = known,
+                                window: Value = window,
+                                shift: Value = shift,
+                            ) -> Value:
                                 if unit_step and unit_g:
                                     return k.load(base, kind.vec(lanes), x + shift, mask=known)
                                 return k.gather(base, kind, window * k.splat(p["go2"], lanes), mask=known)
@@ -192,8 +210,16 @@ def build_window_sum(target: Target, dtype: str, unit_g: bool, unit_out: bool, u
     return module
 
 
-def window_sums(g_shape: Sequence[int], g_strides: Sequence[int], out_shape: Sequence[int], stride: Sequence[int], padding: Sequence[int],
-                dilation: Sequence[int], dtype: str, picked: bool = False) -> Lowered:
+def window_sums(
+    g_shape: Sequence[int],
+    g_strides: Sequence[int],
+    out_shape: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    dtype: str,
+    picked: bool = False,
+) -> Lowered:
     """Launches for out[..., y] = sum of g[..., w, t] with w * stride + t * dilation - padding = y, in window order.
 
     g is [..., windows, kernel] with as many window and kernel dims as `stride` has entries; out is contiguous. If `picked`, operand 1
@@ -203,13 +229,17 @@ def window_sums(g_shape: Sequence[int], g_strides: Sequence[int], out_shape: Seq
     out_strides = contiguous_strides(out_shape)
     lead = len(out_shape) - rank
     batch_shape, g_batch, out_batch = tuple(out_shape[:lead]), tuple(g_strides[:lead]), tuple(out_strides[:lead])
-    go, gk, os = g_strides[lead:lead + rank], g_strides[lead + rank:], out_strides[lead:]
+    go, gk, os = g_strides[lead : lead + rank], g_strides[lead + rank :], out_strides[lead:]
     if dtype in ("complex64", "complex128"):
         dtype = "float32" if dtype == "complex64" else "float64"
-        batch_shape, g_batch, out_batch = (*batch_shape, 2), (*(2 * s for s in g_batch), 1), (*(2 * s for s in out_batch), 1)
+        batch_shape, g_batch, out_batch = (
+            (*batch_shape, 2),
+            (*(2 * s for s in g_batch), 1),
+            (*(2 * s for s in out_batch), 1),
+        )
         go, gk, os = (tuple(2 * s for s in steps) for steps in (go, gk, os))
     n = three(out_shape[lead:], 1)
-    windows, kernel = three(g_shape[lead:lead + rank], 1), three(g_shape[lead + rank:], 1)
+    windows, kernel = three(g_shape[lead : lead + rank], 1), three(g_shape[lead + rank :], 1)
     s, d, p = three(stride, 1), three(dilation, 1), three(padding, 0)
     go, gk, os = three(go, 0), three(gk, 0), three(os, 0)
     units = n[0] * n[1]
@@ -219,6 +249,19 @@ def window_sums(g_shape: Sequence[int], g_strides: Sequence[int], out_shape: Seq
         return Lowered(())
     taps = kernel[0] * kernel[1] * kernel[2]
     grain = max(1, GRAIN_ELEMENTS // max(1, n[2] * taps))
-    fields = (units, grain, *n, *kernel, *windows, *s, *d, *p, *go, *gk, *os, *batch_entries(batch_shape, g_batch, out_batch))
+    fields = (
+        units,
+        grain,
+        *n,
+        *kernel,
+        *windows,
+        *s,
+        *d,
+        *p,
+        *go,
+        *gk,
+        *os,
+        *batch_entries(batch_shape, g_batch, out_batch),
+    )
     recipe = Recipe("window_sum", (dtype, go[2] == 1, os[2] == 1, s[2] == 1, picked), build_window_sum)
     return Lowered((Launch(recipe, (0, 1, 2) if picked else (0, 1), fields),))

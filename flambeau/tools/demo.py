@@ -24,10 +24,14 @@ def ask() -> bool:
     start = time.perf_counter()
     model, tokenizer = checkpoints.load("smollm2")
     size = sum(p.nbytes for p in model.parameters())
-    print(f"SmolLM2-135M-Instruct: {size / 1e6:.0f} MB of float32 in {time.perf_counter() - start:.1f} s, {flambeau.get_num_threads()} threads")
+    print(
+        f"SmolLM2-135M-Instruct: {size / 1e6:.0f} MB of float32 in {time.perf_counter() - start:.1f} s, {flambeau.get_num_threads()} threads"
+    )
     print(f"> {QUESTION}")
     speed, text = Speed(), []
-    for piece in generate(model, tokenizer, tokenizer.chat([{"role": "user", "content": QUESTION}]), limit=40, speed=speed):
+    for piece in generate(
+        model, tokenizer, tokenizer.chat([{"role": "user", "content": QUESTION}]), limit=40, speed=speed
+    ):
         text.append(piece)
         print(piece, end="", flush=True)
     print(f"\n{speed}\n")
@@ -40,7 +44,9 @@ class Digits(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.conv1, self.conv2 = nn.Conv2d(1, 32, 3, padding=1), nn.Conv2d(32, 64, 3, padding=1)
-        self.head = nn.Sequential(nn.Dropout(0.3), nn.Linear(64 * 2 * 2, 64), nn.ReLU(), nn.Dropout(0.3), nn.Linear(64, 10))
+        self.head = nn.Sequential(
+            nn.Dropout(0.3), nn.Linear(64 * 2 * 2, 64), nn.ReLU(), nn.Dropout(0.3), nn.Linear(64, 10)
+        )
 
     def forward(self, x: flambeau.Tensor) -> flambeau.Tensor:
         x = F.max_pool2d(F.relu(self.conv1(x)), 2)  # [B, 32, 4, 4]
@@ -58,7 +64,7 @@ def learn() -> bool:
     images = flambeau.tensor(data.images, dtype=flambeau.float32).unsqueeze(1) / 16  # [1797, 1, 8, 8]
     labels = flambeau.tensor(data.target, dtype=flambeau.int64)
     order = flambeau.randperm(len(labels))
-    held, kept = order[: len(labels) // 5], order[len(labels) // 5:]
+    held, kept = order[: len(labels) // 5], order[len(labels) // 5 :]
     loader = DataLoader(TensorDataset(images[kept], labels[kept]), batch_size=32, shuffle=True)
     model = Digits()
     optimiser = optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.05)
@@ -77,7 +83,9 @@ def learn() -> bool:
     model.eval()
     with flambeau.no_grad():
         accuracy = (model(images[held]).argmax(1) == labels[held]).float().mean().item()
-    print(f"accuracy on {len(held)} images not seen in training: {accuracy:.1%}, after {time.perf_counter() - start:.1f} s")
+    print(
+        f"accuracy on {len(held)} images not seen in training: {accuracy:.1%}, after {time.perf_counter() - start:.1f} s"
+    )
     return accuracy >= 0.97
 
 

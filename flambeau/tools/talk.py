@@ -9,7 +9,8 @@ import time
 
 import flambeau
 from flambeau.models import checkpoints
-from flambeau.models.generation import Sampling, Speed, generate as pieces
+from flambeau.models.generation import Sampling, Speed
+from flambeau.models.generation import generate as pieces
 from flambeau.models.llama import KVCache, Llama
 from flambeau.models.tokenizer import Tokenizer
 
@@ -33,8 +34,11 @@ def opened(o: argparse.Namespace) -> tuple[Llama, Tokenizer]:
     seconds = time.perf_counter() - start
     count = sum(p.numel() for p in model.parameters())
     size = sum(p.nbytes for p in model.parameters())
-    report(f"loaded {count / 1e6:.0f} M parameters, {size / 1e6:.0f} MB of {model.embed_tokens.weight.dtype.name}, in {seconds:.1f} s "
-           f"({flambeau.get_num_threads()} threads)", o.quiet)
+    report(
+        f"loaded {count / 1e6:.0f} M parameters, {size / 1e6:.0f} MB of {model.embed_tokens.weight.dtype.name}, in {seconds:.1f} s "
+        f"({flambeau.get_num_threads()} threads)",
+        o.quiet,
+    )
     return model, tokenizer
 
 
@@ -42,7 +46,9 @@ def sampling_of(o: argparse.Namespace) -> Sampling:
     return Sampling(o.temperature, o.top_k, o.top_p, o.seed)
 
 
-def stream(model: Llama, tokenizer: Tokenizer, ids: list[int], o: argparse.Namespace, cache: KVCache | None = None) -> tuple[str, Speed]:
+def stream(
+    model: Llama, tokenizer: Tokenizer, ids: list[int], o: argparse.Namespace, cache: KVCache | None = None
+) -> tuple[str, Speed]:
     """Print a reply as it comes; returns it and what it took."""
     speed, text = Speed(), []
     for piece in pieces(model, tokenizer, ids, limit=o.max_tokens, sampling=sampling_of(o), speed=speed, cache=cache):

@@ -106,7 +106,11 @@ def checkpoint(
     if determinism_check not in ("default", "none"):
         raise ValueError(f"determinism_check should be one of ['default', 'none'], but got {determinism_check}")
     before, again = context_fn()
-    frame = _Frame(_Part(function, args, kwargs, preserve_rng_state, again), determinism_check == "default", early_stop and _early_stop[-1])
+    frame = _Frame(
+        _Part(function, args, kwargs, preserve_rng_state, again),
+        determinism_check == "default",
+        early_stop and _early_stop[-1],
+    )
     if not is_grad_enabled():
         with before:
             return function(*args, **kwargs)
@@ -166,7 +170,9 @@ class CheckpointFunction(Function):
     @staticmethod
     def forward(ctx: Any, run_function: Callable, preserve_rng_state: bool, *args: Any) -> Any:
         if not any(isinstance(a, Tensor) and a.requires_grad for a in args):
-            warnings.warn("checkpoint: None of the inputs have requires_grad=True. Gradients will be None", stacklevel=4)
+            warnings.warn(
+                "checkpoint: None of the inputs have requires_grad=True. Gradients will be None", stacklevel=4
+            )
         ctx.part = _Part(run_function, (), {}, preserve_rng_state)
         ctx.others = [None if isinstance(a, Tensor) else a for a in args]
         ctx.tensor_at = [i for i, a in enumerate(args) if isinstance(a, Tensor)]
@@ -187,7 +193,9 @@ class CheckpointFunction(Function):
         return (None, None, *(a.grad if isinstance(a, Tensor) else None for a in args))
 
 
-def checkpoint_sequential(functions: Any, segments: int, input: Any, use_reentrant: bool | None = None, **kwargs: Any) -> Any:
+def checkpoint_sequential(
+    functions: Any, segments: int, input: Any, use_reentrant: bool | None = None, **kwargs: Any
+) -> Any:
     """A Sequential (or list of functions) in `segments` checkpoints, the last of which is run plainly."""
     if use_reentrant is None:
         warnings.warn(

@@ -45,7 +45,9 @@ def test_set_detect_anomaly():
 def test_saved_tensors_go_through_hooks():
     seen = []
     x = leaf(1.0, 2.0)
-    with graph.saved_tensors_hooks(lambda t: seen.append(t.shape) or t.tolist(), lambda kept: fb.tensor(kept, dtype=fb.float64)):
+    with graph.saved_tensors_hooks(
+        lambda t: seen.append(t.shape) or t.tolist(), lambda kept: fb.tensor(kept, dtype=fb.float64)
+    ):
         y = (x * x).exp()
     y.sum().backward()
     plain = leaf(1.0, 2.0)
@@ -86,7 +88,11 @@ def test_jacobians_and_hessians():
     assert jacobian.tolist() == [[2.0, 1.0], [1.0, 1.0], [0.0, 4.0]]
     assert functional.hessian(cubes, x).tolist() == [[6.0, 0.0], [0.0, 12.0]]
     (aa, ab), (ba, bb) = functional.hessian(lambda a, b: (a * b).sum() + (b**2).sum(), (x, x))
-    assert aa.abs().sum() == 0 and ab.tolist() == ba.tolist() == [[1.0, 0.0], [0.0, 1.0]] and bb.tolist() == [[2.0, 0.0], [0.0, 2.0]]
+    assert (
+        aa.abs().sum() == 0
+        and ab.tolist() == ba.tolist() == [[1.0, 0.0], [0.0, 1.0]]
+        and bb.tolist() == [[2.0, 0.0], [0.0, 2.0]]
+    )
     rows = functional.jacobian(lambda a, b: (a * b, a.sum()), (x, x))
     assert rows[1][0].tolist() == [1.0, 1.0] and rows[1][1].tolist() == [0.0, 0.0]
 

@@ -120,7 +120,9 @@ def test_forward_and_backward():
 
 def test_higher_derivatives():
     assert gradcheck(Cube.apply, leaf(0.5, -1.5)) and gradgradcheck(Cube.apply, leaf(0.5, -1.5))
-    assert gradcheck(lambda x: Exp.apply(x, 2.0), leaf(0.5, -1.5)) and gradgradcheck(lambda x: Exp.apply(x, 2.0), leaf(0.5, -1.5))
+    assert gradcheck(lambda x: Exp.apply(x, 2.0), leaf(0.5, -1.5)) and gradgradcheck(
+        lambda x: Exp.apply(x, 2.0), leaf(0.5, -1.5)
+    )
     assert gradgradcheck(SumAndProduct.apply, (leaf(1.0, 2.0), leaf(3.0, -1.0)))
 
 

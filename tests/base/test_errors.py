@@ -40,7 +40,9 @@ def test_message_has_the_form_of_the_house() -> None:
 
 
 def test_internal_error_says_how_to_replay() -> None:
-    error = errors.InternalError("sum: lowering gave no kernel", graph="def graph(x): ...", replay="python -m x stage.py")
+    error = errors.InternalError(
+        "sum: lowering gave no kernel", graph="def graph(x): ...", replay="python -m x stage.py"
+    )
     assert error.graph == "def graph(x): ..."
     assert str(error).splitlines()[0] == "sum: lowering gave no kernel"
     assert "To see it again: python -m x stage.py" in str(error)

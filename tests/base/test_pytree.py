@@ -84,7 +84,20 @@ def test_round_trip_keeps_what_is_beside_the_children() -> None:
 def test_structures_differ_where_trees_do() -> None:
     different = [
         tree_structure(tree)
-        for tree in (1, (), (1,), [1], (1, 2), ((1,), 2), {"a": 1}, {"b": 1}, {"a": 1, "b": 2}, Point(1, 2), Pair(1, 2, 0), Pair(1, 2, 1))
+        for tree in (
+            1,
+            (),
+            (1,),
+            [1],
+            (1, 2),
+            ((1,), 2),
+            {"a": 1},
+            {"b": 1},
+            {"a": 1, "b": 2},
+            Point(1, 2),
+            Pair(1, 2, 0),
+            Pair(1, 2, 1),
+        )
     ]
     for i, a in enumerate(different):
         for j, b in enumerate(different):
@@ -122,7 +135,11 @@ def test_map_over_several_trees() -> None:
     [
         ((1, [2]), (1, (2,)), r"tree 2 must have a list at \[1\], got tuple"),
         ((1, 2), [1, 2], "tree 2 must have a tuple at its root, got list"),
-        ({"a": {"b": 1}}, {"a": {"c": 1}}, r"tree 2 must have at \['a'\] a dict of 1 children, \['b'\], got 1 children, \['c'\]"),
+        (
+            {"a": {"b": 1}},
+            {"a": {"c": 1}},
+            r"tree 2 must have at \['a'\] a dict of 1 children, \['b'\], got 1 children, \['c'\]",
+        ),
         ([1, 2], [1], "list of 2 children"),
     ],
 )
@@ -145,7 +162,14 @@ def test_broadcast() -> None:
 def test_leaf_names_are_source_text() -> None:
     tree = {"a": [1, Point(2, 3)], "b": Pair(4, (5,), 0), "c": OrderedDict(k=6)}
     names = tree_leaf_names(tree, "tree")
-    assert names == ["tree['a'][0]", "tree['a'][1].x", "tree['a'][1].y", "tree['b'].left", "tree['b'].right[0]", "tree['c']['k']"]
+    assert names == [
+        "tree['a'][0]",
+        "tree['a'][1].x",
+        "tree['a'][1].y",
+        "tree['b'].left",
+        "tree['b'].right[0]",
+        "tree['c']['k']",
+    ]
     assert [eval(name, {"tree": tree}) for name in names] == tree_leaves(tree)
 
 

@@ -135,7 +135,9 @@ def test_table_has_every_setting() -> None:
 
 def test_module_prints_the_table() -> None:
     environ = {**os.environ, "FLAMBEAU_DEBUG": "0", "FLAMBEAU_NUM_THREADS": "3"}
-    out = subprocess.run([sys.executable, "-m", "flambeau.base"], env=environ, capture_output=True, text=True, check=True).stdout
+    out = subprocess.run(
+        [sys.executable, "-m", "flambeau.base"], env=environ, capture_output=True, text=True, check=True
+    ).stdout
     row = next(line for line in out.splitlines() if "FLAMBEAU_NUM_THREADS" in line)
     assert row.endswith("| `3` |")
 

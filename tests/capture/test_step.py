@@ -24,6 +24,7 @@ def training_step(w: flambeau.Tensor):
         with no_grad():
             w.sub_(w.grad * 0.01)
         return loss
+
     return step
 
 

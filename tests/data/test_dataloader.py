@@ -110,7 +110,9 @@ def test_batches_in_order():
         loader = DataLoader(Squares(10), batch_size=4, **options)
         found = list(loader)
         assert [len(b["i"]) for b in found] == sizes and len(loader) == len(sizes)
-        assert found[0]["x"].shape == (4, 3) and found[0]["array"].shape == (4, 2) and found[0]["array"].dtype is fb.int64
+        assert (
+            found[0]["x"].shape == (4, 3) and found[0]["array"].shape == (4, 2) and found[0]["array"].dtype is fb.int64
+        )
         assert found[1]["i"].tolist() == [4, 5, 6, 7] and found[0]["name"][3] == "item 3"
 
 
@@ -124,7 +126,9 @@ def test_without_batching_and_with_custom_collation():
 def test_shuffle_depends_on_the_generator_alone():
     def order(seed):
         return [
-            int(i) for b in DataLoader(Squares(50), batch_size=7, shuffle=True, generator=fb.Generator().manual_seed(seed)) for i in b["i"]
+            int(i)
+            for b in DataLoader(Squares(50), batch_size=7, shuffle=True, generator=fb.Generator().manual_seed(seed))
+            for i in b["i"]
         ]
 
     assert sorted(order(0)) == list(range(50))
@@ -143,7 +147,9 @@ def test_workers_give_the_same_batches(method):
         loader = DataLoader(Squares(11), batch_size=2, num_workers=workers, multiprocessing_context=method)
         for mine, theirs in zip(loader, DataLoader(Squares(11), batch_size=2), strict=True):
             assert (
-                mine["x"].tolist() == theirs["x"].tolist() and mine["i"].tolist() == theirs["i"].tolist() and mine["name"] == theirs["name"]
+                mine["x"].tolist() == theirs["x"].tolist()
+                and mine["i"].tolist() == theirs["i"].tolist()
+                and mine["name"] == theirs["name"]
             )
     assert blocks() <= before
 
@@ -174,7 +180,11 @@ def test_iterable_datasets():
     found = [b.tolist() for b in DataLoader(Stream(7), batch_size=2, num_workers=2)]
     assert sorted(sum(found, [])) == list(range(7))
     assert found[0] == [0, 2] and found[1] == [1, 3]
-    assert [b.tolist() for b in DataLoader(Stream(7), batch_size=2, num_workers=3, drop_last=True)] == [[0, 3], [1, 4], [2, 5]]
+    assert [b.tolist() for b in DataLoader(Stream(7), batch_size=2, num_workers=3, drop_last=True)] == [
+        [0, 3],
+        [1, 4],
+        [2, 5],
+    ]
 
 
 def test_workers_have_seeds_of_their_own():
@@ -194,7 +204,11 @@ def test_errors_carry_the_traceback_of_the_worker():
         for batch in loader:
             found.append(batch.tolist())
     assert found == [[[0], [1]], [[2], [3]]]
-    assert "in DataLoader worker process 0" in str(e.value) and "__getitem__" in str(e.value) and "no sample 5" in str(e.value)
+    assert (
+        "in DataLoader worker process 0" in str(e.value)
+        and "__getitem__" in str(e.value)
+        and "no sample 5" in str(e.value)
+    )
     with pytest.raises(ValueError, match="not this worker"):
         next(iter(DataLoader(Squares(4), num_workers=1, worker_init_fn=refuse)))
 
@@ -294,7 +308,12 @@ def test_tensors_pickle():
         fb.nn.Parameter(fb.ones(2)),
     ):
         again = pickle.loads(pickle.dumps(t))
-        assert type(again) is type(t) and again.dtype is t.dtype and again.requires_grad == t.requires_grad and again.tolist() == t.tolist()
+        assert (
+            type(again) is type(t)
+            and again.dtype is t.dtype
+            and again.requires_grad == t.requires_grad
+            and again.tolist() == t.tolist()
+        )
     model = fb.nn.Sequential(fb.nn.Linear(2, 3), fb.nn.BatchNorm1d(3))
     again = pickle.loads(pickle.dumps(model))
     assert all((a == b).all() for a, b in zip(model.state_dict().values(), again.state_dict().values()))

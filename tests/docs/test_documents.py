@@ -32,11 +32,15 @@ def examples() -> list[tuple[str, str]]:
 
 
 @pytest.mark.xfail(
-    not all(hasattr(flambeau, name) for name in PUBLIC_NAMES), reason="the public names of the examples are not all there yet", strict=True
+    not all(hasattr(flambeau, name) for name in PUBLIC_NAMES),
+    reason="the public names of the examples are not all there yet",
+    strict=True,
 )
 @pytest.mark.parametrize("code", [code for _, code in examples()], ids=[place for place, _ in examples()])
 def test_examples_run(code: str) -> None:
-    done = subprocess.run([sys.executable, "-W", "error", "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr
 
 

@@ -9,7 +9,9 @@ import flambeau as ft
 
 
 def test_a_tensor_in_the_place_of_a_list() -> None:
-    with pytest.raises(TypeError, match=r"cat: 'tensors' must be a list or tuple of tensors, got Tensor\. Put them in brackets"):
+    with pytest.raises(
+        TypeError, match=r"cat: 'tensors' must be a list or tuple of tensors, got Tensor\. Put them in brackets"
+    ):
         ft.cat(ft.ones(2), ft.ones(2))
     with pytest.raises(TypeError, match=r"stack: 'tensors' must be a list or tuple of tensors, got Tensor"):
         ft.stack(ft.ones(2))

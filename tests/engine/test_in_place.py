@@ -133,8 +133,11 @@ def test_views_of_leaves_that_are_views_are_not_written() -> None:
 
 
 @pytest.mark.parametrize("name", ["exp", "sigmoid", "tanh", "sqrt", "reciprocal", "square", "sin"])
-@pytest.mark.parametrize("part", [lambda x: x[:, 3], lambda x: x.t()[1:4], lambda x: x[:, ::2], lambda x: x.view(2, 2, 3)[1].t()],
-                         ids=["column", "transposed", "steps", "view of a view"])
+@pytest.mark.parametrize(
+    "part",
+    [lambda x: x[:, 3], lambda x: x.t()[1:4], lambda x: x[:, ::2], lambda x: x.view(2, 2, 3)[1].t()],
+    ids=["column", "transposed", "steps", "view of a view"],
+)
 def test_writes_to_strided_views_have_the_gradients_of_the_function(name: str, part) -> None:
     """Backward reads the old or the new value: in the target's layout, not in that of a fresh result."""
     start = flambeau.arange(1.0, 13.0).reshape(2, 6) * 0.1
@@ -178,7 +181,11 @@ def test_versions_are_counted_per_storage() -> None:
     assert x.clone()._version == 0
 
 
-@pytest.mark.parametrize("write", [lambda x: x.add_(1.0), lambda x: x[0].zero_(), lambda x: x.detach().zero_()], ids=["itself", "view", "detached"])
+@pytest.mark.parametrize(
+    "write",
+    [lambda x: x.add_(1.0), lambda x: x[0].zero_(), lambda x: x.detach().zero_()],
+    ids=["itself", "view", "detached"],
+)
 def test_what_backward_reads_must_not_have_changed(write) -> None:
     w = leaf(3)
     x = w * 1.0

@@ -96,14 +96,17 @@ def test_why_a_kernel_was_opened(capsys: Capture) -> None:
         fresh(capsys)
         capture(lambda t: (t.sum(0), t.sum(1)))(x)
     text = fresh(capsys)
-    assert "sum_1 opens step 1 over [300, 400], reducing dims [1]; not step 0: its domain or its reduced dims are others\n" in text
+    assert (
+        "sum_1 opens step 1 over [300, 400], reducing dims [1]; not step 0: its domain or its reduced dims are others\n"
+        in text
+    )
 
 
 def test_loop_nests(rows, capsys: Capture) -> None:
     with settings.scope(debug=4):
         rows.t().softmax(0)
     text = fresh(capsys)
-    nest = text[text.index("loop nest of step 0, amax\n"):].split("flambeau: ")[0].splitlines()
+    nest = text[text.index("loop nest of step 0, amax\n") :].split("flambeau: ")[0].splitlines()
     assert nest[1] == "6 units, 163 of them at a time" or re.fullmatch(r"6 units, \d+ of them at a time", nest[1])
     assert nest[2] == "for i0 in range(6):  # units"
     assert re.fullmatch(r"    for i1 in range\(50\):  # lanes, \d+ x \d", nest[3])
@@ -128,7 +131,9 @@ def test_graphs_after_each_pass(rows, capsys: Capture) -> None:
     with settings.scope(debug=5):
         rows.softmax(1)
     text = fresh(capsys)
-    traced, decomposed, scheduled = (text.index(f"flambeau: {t}\n") for t in ("graph, traced", "graph, decomposed", "scheduled"))
+    traced, decomposed, scheduled = (
+        text.index(f"flambeau: {t}\n") for t in ("graph, traced", "graph, decomposed", "scheduled")
+    )
     assert traced < decomposed < scheduled
     assert "ops.softmax(x0, 1" in text[traced:decomposed]
     assert "ops.exp(" in text[decomposed:scheduled]
@@ -172,8 +177,10 @@ def test_a_schedule_that_leaves_its_buffers_is_refused(rows) -> None:
     verify_schedule(result)
     step = result.steps[0]
     size = 3 + step.recipe.parameters[0].vector_dim
-    step.params = (*step.params[:size], step.params[size] + 1, *step.params[size + 1:])
-    with pytest.raises(InternalError, match=r"step 0 \(relu\) must .*elements 0 to 300 of x0 are touched, which has 1200 bytes"):
+    step.params = (*step.params[:size], step.params[size] + 1, *step.params[size + 1 :])
+    with pytest.raises(
+        InternalError, match=r"step 0 \(relu\) must .*elements 0 to 300 of x0 are touched, which has 1200 bytes"
+    ):
         verify_schedule(result)
 
 

@@ -25,20 +25,24 @@ def run(source: str, **environment: str) -> str:
     """The output of a program in a process of its own, whose compiled sources may be kept."""
     env = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     env |= {"PYTHONPATH": str(ROOT), **environment}
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(source)], capture_output=True, text=True, check=False, env=env)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(source)], capture_output=True, text=True, check=False, env=env
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def test_import_brings_in_nothing_heavy() -> None:
-    loaded = json.loads(run(f"""
+    loaded = json.loads(
+        run(f"""
         import sys
         before = set(sys.modules)       # what the interpreter's own start-up loads is not our doing
         import flambeau
         found = set(sys.modules) - before
         import json
         print(json.dumps(sorted(set({HEAVY!r}) & found)))
-    """))
+    """)
+    )
     assert loaded == []
 
 
@@ -52,7 +56,9 @@ print(time.process_time() - start)
 
 def test_import_takes_little_time() -> None:
     run(IMPORT)  # sources are compiled once
-    times = [float(run(IMPORT)) for _ in range(5)]  # measured: 0.115 s on a machine with four times as much to do as it has cores
+    times = [
+        float(run(IMPORT)) for _ in range(5)
+    ]  # measured: 0.115 s on a machine with four times as much to do as it has cores
     assert min(times) < 0.150, [f"{1e3 * t:.0f} ms" for t in times]
 
 
@@ -96,7 +102,11 @@ def package_bytes(name: str) -> int:
         files = importlib.metadata.files(name)
     except importlib.metadata.PackageNotFoundError:
         pytest.skip(f"{name} is not installed as a distribution")
-    return sum(Path(f.locate()).stat().st_size for f in files or () if Path(f.locate()).is_file() and "__pycache__" not in str(f))
+    return sum(
+        Path(f.locate()).stat().st_size
+        for f in files or ()
+        if Path(f.locate()).is_file() and "__pycache__" not in str(f)
+    )
 
 
 def test_installed_size() -> None:

@@ -140,7 +140,13 @@ def test_the_guard_guards(monkeypatch: pytest.MonkeyPatch) -> None:
     a = numpy.ones(3)
     with numpy_refused(monkeypatch):
         inverse = numpy.linalg.inv
-        calls = (lambda: numpy.add(a, a), lambda: numpy.sum(a), lambda: lazy.np.exp(a), lambda: scipy.special.erf(a), lambda: inverse(a))
+        calls = (
+            lambda: numpy.add(a, a),
+            lambda: numpy.sum(a),
+            lambda: lazy.np.exp(a),
+            lambda: scipy.special.erf(a),
+            lambda: inverse(a),
+        )
         for call in calls:
             with pytest.raises(Computes):
                 call()

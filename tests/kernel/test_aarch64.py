@@ -85,13 +85,19 @@ def test_elementwise(n: int) -> None:
 def test_matmul() -> None:
     emulated = machine(samples.matmul(target.AARCH64_NEON, 33).text(), target.AARCH64_NEON)
     rng = np.random.default_rng(3)
-    a, b, c = rng.standard_normal((33, 4)).astype("f4"), rng.standard_normal((33, 8)).astype("f4"), np.zeros((4, 8), "f4")
+    a, b, c = (
+        rng.standard_normal((33, 4)).astype("f4"),
+        rng.standard_normal((33, 8)).astype("f4"),
+        np.zeros((4, 8), "f4"),
+    )
     places = [emulated.put(x) for x in (a, b, c)]
     emulated.call(emulated.put(np.array(places, np.int64)), 0, 1, 0)
     np.testing.assert_allclose(emulated.get(places[2], c), a.T @ b, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["fmla", "sdot", "udot", "tbl"])  # what the emulator knows; it is older than i8mm and bf16
+@pytest.mark.parametrize(
+    "name", ["fmla", "sdot", "udot", "tbl"]
+)  # what the emulator knows; it is older than i8mm and bf16
 def test_instruction(name: str) -> None:
     instruction = instructions.TABLE[name]
     assert isinstance(instruction, Instruction)

@@ -41,7 +41,9 @@ def environment(folder: Path, **more: str) -> dict[str, str]:
 
 
 def child(folder: Path, factors: list[float], *arguments: str, **more: str) -> dict:
-    done = subprocess.run(command(factors, *arguments), capture_output=True, text=True, check=False, env=environment(folder, **more))
+    done = subprocess.run(
+        command(factors, *arguments), capture_output=True, text=True, check=False, env=environment(folder, **more)
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout) | {"log": done.stderr}
 
@@ -175,7 +177,11 @@ def test_an_edited_stage_is_compiled_instead(tmp_path: Path) -> None:
 
 def test_printing(tmp_path: Path) -> None:
     log = child(tmp_path, [1.5], FLAMBEAU_DEBUG="7")["log"]
-    heads = ["LLVM IR of scale_add(1.5,)\n", "LLVM IR of scale_add(1.5,) after the passes\n", "assembly of scale_add(1.5,)\n"]
+    heads = [
+        "LLVM IR of scale_add(1.5,)\n",
+        "LLVM IR of scale_add(1.5,) after the passes\n",
+        "assembly of scale_add(1.5,)\n",
+    ]
     places = [log.index(head) for head in heads]
     assert places == sorted(places)
 

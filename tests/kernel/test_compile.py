@@ -12,7 +12,14 @@ from flambeau.kernel.dsl import Module
 from flambeau.kernel.types import f32, i8, i32, i64, ptr, u8
 from tests.kernel import samples
 
-ALL = [target.X86_64, target.X86_AVX2, target.X86_AVX512, target.X86_SAPPHIRERAPIDS, target.AARCH64_NEON, target.AARCH64_NEOVERSE]
+ALL = [
+    target.X86_64,
+    target.X86_AVX2,
+    target.X86_AVX512,
+    target.X86_SAPPHIRERAPIDS,
+    target.AARCH64_NEON,
+    target.AARCH64_NEOVERSE,
+]
 
 
 @pytest.mark.parametrize("one", ALL, ids=lambda t: t.cpu)
@@ -25,7 +32,9 @@ def test_object_for_any_target(build, one: target.Target) -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "register"), [(target.X86_AVX2, "%ymm"), (target.X86_AVX512, "%zmm"), (target.AARCH64_NEON, "v0.4s")], ids=lambda v: str(v)[:6]
+    ("one", "register"),
+    [(target.X86_AVX2, "%ymm"), (target.X86_AVX512, "%zmm"), (target.AARCH64_NEON, "v0.4s")],
+    ids=lambda v: str(v)[:6],
 )
 def test_assembly_uses_the_whole_register_and_fuses(one: target.Target, register: str) -> None:
     code = compiler.assembly(samples.matmul(one, 7).text(), one)
@@ -70,7 +79,9 @@ def vnni() -> str:
 @pytest.mark.parametrize("one", [target.X86_AVX512, target.AARCH64_NEON], ids=lambda t: t.cpu)
 def test_an_instruction_the_target_lacks_is_an_error(one: target.Target) -> None:
     """LLVM would end the process."""
-    with pytest.raises(compiler.CompileError, match=r"instructions must be those of .* got llvm.x86.avx512.vpdpbusd.512"):
+    with pytest.raises(
+        compiler.CompileError, match=r"instructions must be those of .* got llvm.x86.avx512.vpdpbusd.512"
+    ):
         compiler.compile_object(vnni(), one)
     assert compiler.compile_object(vnni(), target.X86_SAPPHIRERAPIDS)
 

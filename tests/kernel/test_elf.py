@@ -68,7 +68,9 @@ define i64 @offered(i64 %x) {
 }
 """
     image = linked(text)
-    with pytest.raises(elf.ElfError, match="outer symbols must be in the C library or CPython, got 'flambeau_test_offered'"):
+    with pytest.raises(
+        elf.ElfError, match="outer symbols must be in the C library or CPython, got 'flambeau_test_offered'"
+    ):
         elf.load(image)
     doubled = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(lambda x: 2 * x)
     elf.provide("flambeau_test_offered", ctypes.cast(doubled, ctypes.c_void_p).value or 0)
@@ -81,7 +83,10 @@ define i64 @offered(i64 %x) {
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("@x = thread_local global i64 1\ndefine ptr @kernel() {\n ret ptr @x\n}", "elf: sections must not be thread-local"),
+        (
+            "@x = thread_local global i64 1\ndefine ptr @kernel() {\n ret ptr @x\n}",
+            "elf: sections must not be thread-local",
+        ),
         ("not an object", "elf: object must be 64-bit little-endian ELF"),
     ],
 )

@@ -34,7 +34,9 @@ def test_meaning(name: str, verdicts: dict[str, list[str]]) -> None:
 
 @pytest.mark.isa("avx2")
 def test_the_self_test_finds_a_wrong_meaning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(instructions.vpmaddubsw, "meaning", lambda a, b: (a.astype("i4") * b).reshape(-1, 2).sum(-1).astype("i2"))  # wraps
+    monkeypatch.setattr(
+        instructions.vpmaddubsw, "meaning", lambda a, b: (a.astype("i4") * b).reshape(-1, 2).sum(-1).astype("i2")
+    )  # wraps
     assert all(v.startswith("wrong: vpmaddubsw of") for _, v in selftest.check(["vpmaddubsw"]))
 
 
@@ -48,7 +50,9 @@ def test_the_self_test_finds_a_wrong_signature(monkeypatch: pytest.MonkeyPatch) 
 def test_operands_must_fit() -> None:
     k = Module().function("kernel", [("p", ptr)])
     a = k.load(k.args[0], u8.vec(64))
-    with pytest.raises(TypeError, match=r"vpdpbusd: operands must be \(<16 x i32>, <64 x i8>, <64 x i8>\) or .*, got \(<64 x i8>, <64"):
+    with pytest.raises(
+        TypeError, match=r"vpdpbusd: operands must be \(<16 x i32>, <64 x i8>, <64 x i8>\) or .*, got \(<64 x i8>, <64"
+    ):
         instructions.vpdpbusd(k, a, a)
     with pytest.raises(TypeError, match="tilezero: tiles must be Python integers 0 … 7, got 8"):
         instructions.tilezero(k, 8)

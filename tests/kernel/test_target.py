@@ -53,7 +53,13 @@ def test_cpuinfo_of_arm() -> None:
 
 @pytest.mark.parametrize(
     ("one", "width"),
-    [(target.X86_64, 16), (target.X86_AVX2, 32), (target.X86_AVX512, 64), (target.AARCH64_NEON, 16), (target.AARCH64_NEOVERSE, 16)],
+    [
+        (target.X86_64, 16),
+        (target.X86_AVX2, 32),
+        (target.X86_AVX512, 64),
+        (target.AARCH64_NEON, 16),
+        (target.AARCH64_NEOVERSE, 16),
+    ],
 )
 def test_width(one: target.Target, width: int) -> None:
     assert one.vector_bytes == width
@@ -77,7 +83,9 @@ def test_features_must_be_known() -> None:
 
 def test_override_is_scoped_and_only_takes_away() -> None:
     before = target.current()
-    with target.override(target.X86_SAPPHIRERAPIDS if platform.machine() == "x86_64" else target.AARCH64_NEOVERSE) as chosen:
+    with target.override(
+        target.X86_SAPPHIRERAPIDS if platform.machine() == "x86_64" else target.AARCH64_NEOVERSE
+    ) as chosen:
         assert target.current() is chosen
         assert chosen.features <= target.host().features
         assert chosen.runs_here
@@ -97,7 +105,10 @@ def test_setting_chooses() -> None:
 
 @pytest.mark.parametrize("wrong", ["pentium", "native,avx2", "native,-nonsense"])
 def test_setting_must_be_known(wrong: str) -> None:
-    with settings.scope(cpu=wrong), pytest.raises(ValueError, match=r"FLAMBEAU_CPU must be one of native, .* got '" + wrong):
+    with (
+        settings.scope(cpu=wrong),
+        pytest.raises(ValueError, match=r"FLAMBEAU_CPU must be one of native, .* got '" + wrong),
+    ):
         target.current()
 
 

@@ -26,7 +26,13 @@ mpmath = pytest.importorskip("mpmath")
 
 
 def build(
-    machine: Target, name: str, type_name: str, vector_bytes: int, arity: int, constants: tuple[int, ...] = (), scalef: bool = False
+    machine: Target,
+    name: str,
+    type_name: str,
+    vector_bytes: int,
+    arity: int,
+    constants: tuple[int, ...] = (),
+    scalef: bool = False,
 ) -> Module:
     """outputs[i] = vmath.name(inputs[i] ..., *constants) over [begin, end), whole vectors only."""
     type_: Type = TYPES[type_name]
@@ -51,7 +57,11 @@ FUNCTIONS: dict[str, Callable[..., Value]] = {
 
 
 def evaluate(
-    name: str, *inputs: np.ndarray, vector_bytes: int | None = None, constants: tuple[int, ...] = (), scalef: bool = False
+    name: str,
+    *inputs: np.ndarray,
+    vector_bytes: int | None = None,
+    constants: tuple[int, ...] = (),
+    scalef: bool = False,
 ) -> np.ndarray:
     """vmath's function on arrays of one dtype, on vectors of `vector_bytes` (0: scalars)."""
     type_name = "f32" if inputs[0].dtype == np.float32 else "f64"
@@ -78,12 +88,28 @@ def errors_ulp(got: np.ndarray, exact: np.ndarray) -> np.ndarray:
         infinite = np.isinf(got) | np.isinf(rounded)
         error = np.where(infinite, np.where(got == rounded, 0.0, np.inf), error)
         error = np.where(infinite & (np.minimum(np.abs(got), np.abs(rounded)) == info.max), 1.0, error)
-    return np.where(np.isnan(got) | np.isnan(exact), np.where(np.isnan(got) & np.isnan(exact), 0.0, np.inf), error).astype(np.float64)
+    return np.where(
+        np.isnan(got) | np.isnan(exact), np.where(np.isnan(got) & np.isnan(exact), 0.0, np.inf), error
+    ).astype(np.float64)
 
 
 def special_values(dtype: np.dtype) -> np.ndarray:
     info = np.finfo(dtype)
-    positive = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 10.0, info.eps, 1 + info.eps, 1 - info.eps / 2, info.tiny, info.smallest_subnormal, info.max]
+    positive = [
+        0.0,
+        0.5,
+        1.0,
+        1.5,
+        2.0,
+        3.0,
+        10.0,
+        info.eps,
+        1 + info.eps,
+        1 - info.eps / 2,
+        info.tiny,
+        info.smallest_subnormal,
+        info.max,
+    ]
     return np.array([*positive, *(-v for v in positive), np.inf, -np.inf, np.nan], dtype)
 
 
@@ -94,7 +120,9 @@ def samples(dtype: np.dtype, ranges: Sequence[tuple[float, float]], count: int) 
     exponents = random.uniform(info.minexp - info.nmant, info.maxexp - 0.01, count)
     with np.errstate(under="ignore"):
         spread = (np.exp2(exponents.astype(np.longdouble)) * random.choice([-1.0, 1.0], count)).astype(dtype)
-    return np.concatenate([special_values(dtype), spread, *(random.uniform(lo, hi, count).astype(dtype) for lo, hi in ranges)])
+    return np.concatenate(
+        [special_values(dtype), spread, *(random.uniform(lo, hi, count).astype(dtype) for lo, hi in ranges)]
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,7 +176,9 @@ CASES = [
     Case("frexp_exponent", lambda x: np.frexp(x)[1].astype(x.dtype), ((-3, 3),), (0, 0)),
 ]
 
-long_double = pytest.mark.skipif(np.finfo(np.longdouble).nmant < 63, reason=f"long double is double on {platform.machine()}")
+long_double = pytest.mark.skipif(
+    np.finfo(np.longdouble).nmant < 63, reason=f"long double is double on {platform.machine()}"
+)
 
 
 @long_double
@@ -190,13 +220,17 @@ def test_scalef_gives_the_same_bits(name: str, type_name: str, vector_bytes: int
 
 
 # ---------------------------------------------------------------------- two arguments
-def pairs(dtype: np.dtype, ranges: Sequence[tuple[float, float, float, float]], count: int = 40000) -> tuple[np.ndarray, np.ndarray]:
+def pairs(
+    dtype: np.dtype, ranges: Sequence[tuple[float, float, float, float]], count: int = 40000
+) -> tuple[np.ndarray, np.ndarray]:
     """All pairs of special values, random ones of any exponent, and random ones in rectangles."""
     random = np.random.default_rng(21)
     special = special_values(dtype)
     x, y = (a.ravel() for a in np.meshgrid(special, special))
     limit = np.finfo(dtype).maxexp - 2
-    wide = [(np.exp2(random.uniform(-limit, limit, count)) * random.choice([-1, 1], count)).astype(dtype) for _ in range(2)]
+    wide = [
+        (np.exp2(random.uniform(-limit, limit, count)) * random.choice([-1, 1], count)).astype(dtype) for _ in range(2)
+    ]
     xs = [x, wide[0], *(random.uniform(a, b, count).astype(dtype) for a, b, _, _ in ranges)]
     ys = [y, wide[1], *(random.uniform(c, d, count).astype(dtype) for _, _, c, d in ranges)]
     return np.concatenate(xs), np.concatenate(ys)
@@ -243,8 +277,10 @@ def floor_mod(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("type_name", TYPES)
-@pytest.mark.parametrize(("name", "reference"), [("fmod", np.fmod), ("remainder", floor_mod), ("floor_divide", np.floor_divide),
-                                                 ("nextafter", np.nextafter)])
+@pytest.mark.parametrize(
+    ("name", "reference"),
+    [("fmod", np.fmod), ("remainder", floor_mod), ("floor_divide", np.floor_divide), ("nextafter", np.nextafter)],
+)
 def test_exact_functions_of_two_arguments(name: str, reference: Callable, type_name: str) -> None:
     x, y = pairs(DTYPES[type_name], [(-100, 100, -10, 10)], 4000)
     with np.errstate(all="ignore"):
@@ -277,7 +313,14 @@ def test_round_decimals(type_name: str) -> None:
 # ---------------------------------------------------------------------- known hard places
 def test_sine_far_out() -> None:
     """Arguments closest to a multiple of pi / 2 (Kahan; Ng's list) and the largest float."""
-    hard = [6381956970095103.0 * 2.0**797, 6411027962775774.0 * 2.0**-48, 2.0**1023, np.finfo(np.float64).max, 1e22, 1.2345e19]
+    hard = [
+        6381956970095103.0 * 2.0**797,
+        6411027962775774.0 * 2.0**-48,
+        2.0**1023,
+        np.finfo(np.float64).max,
+        1e22,
+        1.2345e19,
+    ]
     x = np.resize(np.array(hard), 64)
     with mpmath.workprec(1300):
         for name in ("sin", "cos", "tan"):
@@ -335,4 +378,3 @@ def test_no_function_of_libm_is_called(machine: str, width: int) -> None:
             text = compiler.assembly(build(chosen, case.name, type_name, width, 1).text(), chosen)
             called = set(re.findall(r"^\s+(?:callq?|bl)\s+([A-Za-z_]\w*)", text, re.MULTILINE))
             assert called <= {"vmath_payne_hanek"}, (case.name, type_name)
-

@@ -47,7 +47,11 @@ def ndtri(p):
 
 
 def log_ndtr(x):
-    return mpmath.log(mpmath.erfc(-x / mpmath.sqrt(2)) / 2) if x < 5 else mpmath.log1p(-mpmath.erfc(x / mpmath.sqrt(2)) / 2)
+    return (
+        mpmath.log(mpmath.erfc(-x / mpmath.sqrt(2)) / 2)
+        if x < 5
+        else mpmath.log1p(-mpmath.erfc(x / mpmath.sqrt(2)) / 2)
+    )
 
 
 def lgamma(x):
@@ -133,7 +137,13 @@ EDGES: dict[str, list[tuple[float, float]]] = {
     "ndtri": [(0.0, -INF), (1, INF), (0.5, 0), (-0.1, NAN), (1.1, NAN), (NAN, NAN)],
     "ndtr": [(0.0, 0.5), (INF, 1), (-INF, 0), (NAN, NAN)],
     "log_ndtr": [(INF, 0), (-INF, -INF), (NAN, NAN)],
-    "lgamma": [(5e-324, 744.4400719213812), *((v, INF) for v in (0.0, -1, -2, INF, -INF, -1e300)), (1, 0), (2, 0), (NAN, NAN)],
+    "lgamma": [
+        (5e-324, 744.4400719213812),
+        *((v, INF) for v in (0.0, -1, -2, INF, -INF, -1e300)),
+        (1, 0),
+        (2, 0),
+        (NAN, NAN),
+    ],
     "digamma": [(0.0, -INF), (-0.0, INF), (-1, NAN), (INF, INF), (-INF, NAN), (NAN, NAN)],
     "i0": [(0.0, 1), (INF, INF), (-INF, INF), (800, INF), (NAN, NAN)],
     "i1": [(0.0, 0), (INF, INF), (-INF, -INF), (NAN, NAN)],
@@ -164,7 +174,9 @@ def check_pairs(name: str, a: Sequence[float], x: Sequence[float], reference: Ca
     with mpmath.workprec(300):  # mpmath's zeta needs that many for 53 right ones
         for value, first, second in zip(got, a, x, strict=True):
             exact = reference(mpf(float(first)), mpf(float(second)))
-            assert abs(mpf(float(value)) - exact) <= relative * abs(exact), f"{name}({first!r}, {second!r}): got {value!r}, exact {exact}"
+            assert abs(mpf(float(value)) - exact) <= relative * abs(exact), (
+                f"{name}({first!r}, {second!r}): got {value!r}, exact {exact}"
+            )
 
 
 def test_zeta() -> None:
@@ -251,11 +263,18 @@ def test_orthogonal_polynomials(name: str) -> None:
     got = evaluate(f"polynomial_{name}", x, n)
     largest: dict[float, float] = {}
     with mpmath.workprec(140):
-        exact = [POLYNOMIALS[plain](mpf(int(d)), (2 * mpf(float(v)) - 1) if shifted else mpf(float(v))) for v, d in zip(x, n, strict=True)]
+        exact = [
+            POLYNOMIALS[plain](mpf(int(d)), (2 * mpf(float(v)) - 1) if shifted else mpf(float(v)))
+            for v, d in zip(x, n, strict=True)
+        ]
         for value, degree in zip(exact, n, strict=True):
             largest[degree] = max(largest.get(degree, 1.0), abs(float(value)))
         for value, right, degree in zip(got, exact, n, strict=True):
-            assert abs(float(mpf(float(value)) - right)) <= 2e-14 * largest[degree] * (1 + degree / 10), (degree, value, right)
+            assert abs(float(mpf(float(value)) - right)) <= 2e-14 * largest[degree] * (1 + degree / 10), (
+                degree,
+                value,
+                right,
+            )
 
 
 @pytest.mark.parametrize("name", POLYNOMIALS)
@@ -286,7 +305,9 @@ def test_no_function_of_libm_is_called(machine: str) -> None:
 
 
 def test_erf_of_f32() -> None:
-    x = np.concatenate([points(((-5, 5), (-1, 1), (0.85, 1.05)), 300), [0.0, -0.0, INF, -INF, NAN, 1e-40]]).astype(np.float32)
+    x = np.concatenate([points(((-5, 5), (-1, 1), (0.85, 1.05)), 300), [0.0, -0.0, INF, -INF, NAN, 1e-40]]).astype(
+        np.float32
+    )
     got = evaluate("erf", x)
     exact = np.array([float(mpmath.erf(mpf(float(v)))) for v in x])
     assert np.nanmax(np.abs(got - exact) / np.spacing(np.abs(exact).astype(np.float32))) <= 1.3

@@ -55,7 +55,9 @@ def test_plain_tensors_lie_in_the_file(tmp_path):
     assert "5 tensors of BF16, F16, F32" in repr(file)
     assert np.array_equal(to_numpy(file.tensor("s")), single)
     assert np.array_equal(to_numpy(file.tensor("h")), half)
-    assert np.array_equal(to_numpy(file.tensor("b").to(flambeau.float32)), (bits.astype(np.uint32) << 16).view(np.float32))
+    assert np.array_equal(
+        to_numpy(file.tensor("b").to(flambeau.float32)), (bits.astype(np.uint32) << 16).view(np.float32)
+    )
     assert np.array_equal(to_numpy(file.tensor("h", flambeau.float32)), half.astype(np.float32))
     assert file.tensor("none").shape == (0, 4)
     assert file.tensor("one").item() == single[0, 0]
@@ -90,7 +92,9 @@ def test_errors(tmp_path):
 
 def test_damaged_files_give_tensors_or_errors(tmp_path):
     raw = random_blocks("Q4_K", 4, RNG)
-    data = gguf_files.file({"general.architecture": "llama"}, {"w": ("Q4_K", (2, 512), raw.tobytes()), "b": ("F32", (4,), bytes(16))})
+    data = gguf_files.file(
+        {"general.architecture": "llama"}, {"w": ("Q4_K", (2, 512), raw.tobytes()), "b": ("F32", (4,), bytes(16))}
+    )
     rng = random.Random(0)
     path = tmp_path / "damaged.gguf"
     for _ in range(150):

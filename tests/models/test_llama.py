@@ -13,7 +13,9 @@ from flambeau.models import checkpoints
 from flambeau.models.generation import Sampling, Speed, generate
 from flambeau.models.llama import KVCache, Llama, LlamaConfig
 
-CONFIG = LlamaConfig(vocab_size=31, hidden_size=24, intermediate_size=40, layers=2, heads=4, kv_heads=2, head_dim=6, context_length=64)
+CONFIG = LlamaConfig(
+    vocab_size=31, hidden_size=24, intermediate_size=40, layers=2, heads=4, kv_heads=2, head_dim=6, context_length=64
+)
 
 
 class Letters:
@@ -59,7 +61,10 @@ def reference(model: Llama, tokens: list[int]) -> np.ndarray:
     for i in range(c.layers):
         p = f"layers.{i}."
         h = norm(x, w[p + "input_layernorm.weight"])
-        q, k, v = ((h @ w[p + f"self_attn.{n}_proj.weight"].T).reshape(len(tokens), -1, c.head_dim).transpose(1, 0, 2) for n in "qkv")
+        q, k, v = (
+            (h @ w[p + f"self_attn.{n}_proj.weight"].T).reshape(len(tokens), -1, c.head_dim).transpose(1, 0, 2)
+            for n in "qkv"
+        )
         q, k = turn(q), turn(k)
         k, v = (np.repeat(y, c.heads // c.kv_heads, 0) for y in (k, v))
         scores = q @ k.transpose(0, 2, 1) / np.sqrt(c.head_dim)
@@ -89,7 +94,10 @@ def test_cache_gives_what_the_whole_gives(model: Llama) -> None:
     with flambeau.no_grad():
         whole = model(ids(*tokens), every_position=True)[0].numpy()
         cache = KVCache(CONFIG, 1, 16)
-        parts = [model(ids(*tokens[:4]), cache), model(ids(*tokens[4:7]), cache)]  # a prompt, more of it, then one by one
+        parts = [
+            model(ids(*tokens[:4]), cache),
+            model(ids(*tokens[4:7]), cache),
+        ]  # a prompt, more of it, then one by one
         parts += [model(ids(t), cache) for t in tokens[7:]]
     for at, part in zip((3, 6, 7, 8), parts):
         np.testing.assert_allclose(part[0].numpy(), whole[at], rtol=1e-3, atol=1e-4)
@@ -117,13 +125,20 @@ def test_generation_is_greedy_and_stops(model: Llama) -> None:
 
 def test_sampling_repeats_with_its_seed(model: Llama) -> None:
     def once(seed: int) -> str:
-        return "".join(generate(model, Letters(), [1, 2], limit=10, sampling=Sampling(temperature=1.0, top_k=10, top_p=0.9, seed=seed)))
+        return "".join(
+            generate(
+                model, Letters(), [1, 2], limit=10, sampling=Sampling(temperature=1.0, top_k=10, top_p=0.9, seed=seed)
+            )
+        )
 
     assert once(1) == once(1)
     assert len({once(seed) for seed in range(4)}) > 1
 
 
-@pytest.mark.parametrize(("arguments", "pattern"), [({"temperature": -1.0}, "temperature"), ({"top_p": 0.0}, "top_p"), ({"top_k": -1}, "top_k")])
+@pytest.mark.parametrize(
+    ("arguments", "pattern"),
+    [({"temperature": -1.0}, "temperature"), ({"top_p": 0.0}, "top_p"), ({"top_k": -1}, "top_k")],
+)
 def test_bad_sampling(arguments: dict, pattern: str) -> None:
     with pytest.raises(ValueError, match=pattern):
         Sampling(**arguments)
@@ -144,9 +159,18 @@ def test_typo_in_a_path(tmp_path) -> None:
 def test_folder_without_weights(tmp_path) -> None:
     with pytest.raises(FileNotFoundError, match=r"config\.json"):
         checkpoints.load(str(tmp_path))
-    (tmp_path / "config.json").write_text(json.dumps({
-        "architectures": ["LlamaForCausalLM"], "vocab_size": 8, "hidden_size": 4, "intermediate_size": 8, "num_hidden_layers": 1,
-        "num_attention_heads": 2}))
+    (tmp_path / "config.json").write_text(
+        json.dumps(
+            {
+                "architectures": ["LlamaForCausalLM"],
+                "vocab_size": 8,
+                "hidden_size": 4,
+                "intermediate_size": 8,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 2,
+            }
+        )
+    )
     with pytest.raises(FileNotFoundError, match="safetensors"):
         checkpoints.load(str(tmp_path))
 

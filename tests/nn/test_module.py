@@ -135,7 +135,9 @@ def test_state_dict_errors_list_everything():
         net.load_state_dict(state)
     text = str(e.value)
     assert text.startswith("Error(s) in loading state_dict for Net:")
-    assert 'Missing key(s) in state_dict: "fc.weight". ' in text and 'Unexpected key(s) in state_dict: "other". ' in text
+    assert (
+        'Missing key(s) in state_dict: "fc.weight". ' in text and 'Unexpected key(s) in state_dict: "other". ' in text
+    )
     assert "size mismatch for fc.bias" in text and 'parameter named "mean", expected torch.Tensor' in text
     del state["fc.bias"], state["mean"]
     found = net.load_state_dict(state, strict=False)
@@ -219,7 +221,11 @@ def test_backward_hooks():
         net.weight.copy_(fb.tensor([[1.0, 3.0]]))
     x = fb.ones(1, 2, requires_grad=True)
     net(x).sum().backward()
-    assert log == [([[2.0, 6.0]], [[2.0]])] and x.grad.tolist() == [[20.0, 60.0]] and net.weight.grad.tolist() == [[2.0, 2.0]]
+    assert (
+        log == [([[2.0, 6.0]], [[2.0]])]
+        and x.grad.tolist() == [[20.0, 60.0]]
+        and net.weight.grad.tolist() == [[2.0, 2.0]]
+    )
     with pytest.raises(RuntimeError, match="Cannot use both"):
         net.register_backward_hook(lambda *a: None)
     log.clear()
@@ -278,7 +284,11 @@ def test_copies_are_independent():
     net = Net()
     other = copy.deepcopy(net)
     other.scale.data.fill_(9)
-    assert net.scale.item() == 1 and [n for n, _ in other.named_parameters()] == NAMES and isinstance(other.fc.weight, nn.Parameter)
+    assert (
+        net.scale.item() == 1
+        and [n for n, _ in other.named_parameters()] == NAMES
+        and isinstance(other.fc.weight, nn.Parameter)
+    )
     shared = nn.Linear(2, 2)
     twice = copy.deepcopy(nn.ModuleList([shared, shared]))
     assert twice[0] is twice[1]
@@ -348,7 +358,9 @@ def test_representation():
     assert repr(nn.Sequential(nn.Linear(2, 3), nn.Dropout(0.1))) == (
         "Sequential(\n  (0): Linear(in_features=2, out_features=3, bias=True)\n  (1): Dropout(p=0.1, inplace=False)\n)"
     )
-    assert repr(nn.ModuleList([nn.ReLU(), nn.ReLU(), nn.Tanh()])) == "ModuleList(\n  (0-1): 2 x ReLU()\n  (2): Tanh()\n)"
+    assert (
+        repr(nn.ModuleList([nn.ReLU(), nn.ReLU(), nn.Tanh()])) == "ModuleList(\n  (0-1): 2 x ReLU()\n  (2): Tanh()\n)"
+    )
     assert repr(nn.Parameter(fb.ones(2))) == "Parameter containing:\ntensor([1., 1.], requires_grad=True)"
     assert repr(nn.Identity()) == "Identity()"
 

@@ -24,7 +24,9 @@ class Maker:
         self.dtype = dtype
         self.low, self.high = getattr(op.rules, "domain", (-2.0, 2.0))
 
-    def __call__(self, *shape: int, dtype: str | None = None, low: float | None = None, high: float | None = None) -> Tensor:
+    def __call__(
+        self, *shape: int, dtype: str | None = None, low: float | None = None, high: float | None = None
+    ) -> Tensor:
         name = dtype or self.dtype
         if name == "bool":
             array = self.rng.integers(0, 2, shape).astype(bool)
@@ -50,7 +52,8 @@ def cases(op: Op, *, wrong: bool = False) -> list[Case]:
     """The op's sample calls, or those that must raise. Arrays that a declaration writes out become tensors."""
     return [
         Case(with_tensors(c.args), with_tensors(c.kwargs), c.raises, c.no_gradient)
-        for c in op.rules.samples(Maker(op)) if (c.raises is not None) == wrong
+        for c in op.rules.samples(Maker(op))
+        if (c.raises is not None) == wrong
     ]
 
 
@@ -110,7 +113,7 @@ def stretched(t: Tensor) -> Tensor:
     base = flambeau.zeros(*[2 * n + 1 for n in t.shape], dtype=t.dtype)
     for d, n in enumerate(t.shape):
         base = base.as_strided(
-            tuple(base.shape[:d]) + (n,) + tuple(base.shape[d + 1:]),
+            tuple(base.shape[:d]) + (n,) + tuple(base.shape[d + 1 :]),
             tuple(s * (2 if e == d else 1) for e, s in enumerate(base.stride())),
         )
     base.copy_(t)
@@ -123,7 +126,9 @@ def enlarged(tensors: list[Tensor], rng: np.random.Generator, elements: int = 1 
     found = []
     for t in tensors:
         values = np.tile(host(t), (factor,) * t.ndim)
-        found.append(tensor(values * rng.uniform(0.9, 1.0, values.shape)).to(t.dtype) if t.dtype.is_inexact else tensor(values))
+        found.append(
+            tensor(values * rng.uniform(0.9, 1.0, values.shape)).to(t.dtype) if t.dtype.is_inexact else tensor(values)
+        )
     return found
 
 
@@ -137,7 +142,11 @@ def like(t: Tensor, rng: np.random.Generator) -> Tensor:
 
 def inner(left: list[Any], right: list[Any]) -> float:
     """The real inner product of two lists of tensors; None counts as zero."""
-    return sum(float(np.sum(np.real(np.conj(wide(a)) * wide(b)))) for a, b in zip(left, right) if a is not None and b is not None)
+    return sum(
+        float(np.sum(np.real(np.conj(wide(a)) * wide(b))))
+        for a, b in zip(left, right)
+        if a is not None and b is not None
+    )
 
 
 def wide(t: Tensor) -> np.ndarray:

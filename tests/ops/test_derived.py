@@ -141,8 +141,12 @@ def test_empty_and_scalar(name: str) -> None:
         pytest.skip("its values depend on an element's place")
     call = calls(name)[0]
     for shape in ((1,), (2, 0, 3)):
-        full = [flambeau.full(shape, t.reshape(-1)[0].item(), dtype=t.dtype) if t.numel() else flambeau.ones(shape, dtype=t.dtype)
-                for t in call.tensors]
+        full = [
+            flambeau.full(shape, t.reshape(-1)[0].item(), dtype=t.dtype)
+            if t.numel()
+            else flambeau.ones(shape, dtype=t.dtype)
+            for t in call.tensors
+        ]
         whole = call.flat(*full)
         assert all(tuple(o.shape) == shape for o in whole), call.what
         if shape == (1,):
@@ -193,7 +197,11 @@ def test_captured(name: str) -> None:
 
 
 # ------------------------------------------------------------------ derivatives
-STEPS = {8: (1e-6, 1e-4), 4: (1e-2, 2e-2), 2: (6e-2, 1e-1)}  # bytes of the coarsest real type: step of differences, tolerance
+STEPS = {
+    8: (1e-6, 1e-4),
+    4: (1e-2, 2e-2),
+    2: (6e-2, 1e-1),
+}  # bytes of the coarsest real type: step of differences, tolerance
 
 
 def coarseness(tensors: list[Tensor]) -> int:
@@ -233,7 +241,8 @@ def test_gradient(name: str) -> None:
         directions = [like(x, rng) for x in leaves]
         for g, x in zip(grads, leaves):
             assert g is None or (g.shape == x.shape and g.dtype is x.dtype), (
-                f"{call.what}: gradient {g.dtype} {tuple(g.shape)} of {x.dtype} {tuple(x.shape)}")
+                f"{call.what}: gradient {g.dtype} {tuple(g.shape)} of {x.dtype} {tuple(x.shape)}"
+            )
         by_rule = inner(grads, directions)
         step, tol = STEPS[coarseness([*leaves, *cotangents])]
 
@@ -242,18 +251,31 @@ def test_gradient(name: str) -> None:
             return inner([every[j] for j in live], cotangents)
 
         difference = (value(1.0) - value(-1.0)) / (2 * step)
-        assert abs(by_rule - difference) <= tol * max(1.0, abs(difference)), f"{call.what}: {by_rule} by rule, {difference} by differences"
+        assert abs(by_rule - difference) <= tol * max(1.0, abs(difference)), (
+            f"{call.what}: {by_rule} by rule, {difference} by differences"
+        )
 
 
-def gradient(call: Call, leaves: list[Tensor], cotangents: list[Tensor], rng: np.random.Generator | None = None,
-             create_graph: bool = False) -> tuple[list[int], list, list[Tensor]]:
+def gradient(
+    call: Call,
+    leaves: list[Tensor],
+    cotangents: list[Tensor],
+    rng: np.random.Generator | None = None,
+    create_graph: bool = False,
+) -> tuple[list[int], list, list[Tensor]]:
     """(numbers of the outputs that have a gradient, gradients of the leaves, cotangents): given ones, or drawn."""
     outs = call.of_inexact(*leaves) if leaves else []
     live = [j for j, o in enumerate(outs) if o.requires_grad]
     if not live:
         return live, [None] * len(leaves), []
     seeds = cotangents or [like(outs[j], rng or np.random.default_rng(0)) for j in live]
-    return live, list(flambeau.autograd.grad([outs[j] for j in live], leaves, seeds, create_graph=create_graph, allow_unused=True)), seeds
+    return (
+        live,
+        list(
+            flambeau.autograd.grad([outs[j] for j in live], leaves, seeds, create_graph=create_graph, allow_unused=True)
+        ),
+        seeds,
+    )
 
 
 @over(is_differentiable)
@@ -276,11 +298,15 @@ def test_second_derivative(name: str) -> None:
         step = 1e-6
 
         def at(sign: float) -> float:
-            _, found, _ = gradient(call, [x.requires_grad_() for x in moved(call.inexact, directions, sign * step)], cotangents)
+            _, found, _ = gradient(
+                call, [x.requires_grad_() for x in moved(call.inexact, directions, sign * step)], cotangents
+            )
             return inner([found[j] for j, _ in live], weights)
 
         difference = (at(1.0) - at(-1.0)) / (2 * step)
-        assert abs(by_rule - difference) <= 1e-3 * max(1.0, abs(difference)), f"{call.what}: {by_rule} by rule, {difference} by differences"
+        assert abs(by_rule - difference) <= 1e-3 * max(1.0, abs(difference)), (
+            f"{call.what}: {by_rule} by rule, {difference} by differences"
+        )
 
 
 @over(is_differentiable)
@@ -296,7 +322,9 @@ def test_jvp(name: str) -> None:
             if not live:
                 continue
             directions = [like(x, rng) for x in leaves]
-            _, tangents = jvp(lambda *xs, call=call: tuple(call.of_inexact(*xs)), tuple(x.detach() for x in leaves), tuple(directions))
+            _, tangents = jvp(
+                lambda *xs, call=call: tuple(call.of_inexact(*xs)), tuple(x.detach() for x in leaves), tuple(directions)
+            )
         left, right = inner([tangents[j] for j in live], cotangents), inner(grads, directions)
         tol = {8: 1e-8, 4: 1e-4, 2: 5e-2}[coarseness([*leaves, *cotangents])]
         assert abs(left - right) <= tol * max(1.0, abs(left)), f"{call.what}: jvp gives {left}, vjp gives {right}"
@@ -365,7 +393,9 @@ def accepted(call: Call, tensors: list[Tensor]) -> bool:
 def combines(name: str) -> bool:
     """Whether the order of combination could matter: kernels of their own, reductions, and what the user calls that is made of them."""
     op = REGISTRY[name]
-    return op.kind in (REDUCTION, TEMPLATE) or (op.kind == COMPOSITE and not op.rules.in_place and op.rules.functions != ())
+    return op.kind in (REDUCTION, TEMPLATE) or (
+        op.kind == COMPOSITE and not op.rules.in_place and op.rules.functions != ()
+    )
 
 
 @over(takes_tensors, combines)

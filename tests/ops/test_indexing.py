@@ -12,16 +12,38 @@ from flambeau import Tensor
 from flambeau.func import grad, vmap
 
 KEYS = [
-    0, -1, slice(1, 3), (0, 1), (slice(None), 2), (..., 0), (None, 1), (slice(None, None, 2), slice(1, None, 2)), [0, 2], (slice(None), [1,
-                                                                                                                                         0,
-                                                                                                                                         3]),
-    ([0, 1], [1, 2]), True, False, ([[0], [2]], [0, 1]), (slice(0, 2), None, [1, 1]), (0, [1, 1]), ([0, 1], 0), (None, [0, 1], None, [1,
-                                                                                                                                      2]),
-    ([0, 1], slice(None)), np.array([1, 0]), np.int64(1), ..., (), slice(0, 0), [True, False, True], (slice(None), [True, False, True,
-                                                                                                                    True]),
-    slice(None, None, -1), (slice(None, None, -2), slice(3, 0, -1)), (..., slice(None, None, -3)), np.array([[True, False, True,
-                                                                                                              False]] * 3),
-    (slice(4, None, -1), 1), (slice(0, 9), slice(-9, 2)),
+    0,
+    -1,
+    slice(1, 3),
+    (0, 1),
+    (slice(None), 2),
+    (..., 0),
+    (None, 1),
+    (slice(None, None, 2), slice(1, None, 2)),
+    [0, 2],
+    (slice(None), [1, 0, 3]),
+    ([0, 1], [1, 2]),
+    True,
+    False,
+    ([[0], [2]], [0, 1]),
+    (slice(0, 2), None, [1, 1]),
+    (0, [1, 1]),
+    ([0, 1], 0),
+    (None, [0, 1], None, [1, 2]),
+    ([0, 1], slice(None)),
+    np.array([1, 0]),
+    np.int64(1),
+    ...,
+    (),
+    slice(0, 0),
+    [True, False, True],
+    (slice(None), [True, False, True, True]),
+    slice(None, None, -1),
+    (slice(None, None, -2), slice(3, 0, -1)),
+    (..., slice(None, None, -3)),
+    np.array([[True, False, True, False]] * 3),
+    (slice(4, None, -1), 1),
+    (slice(0, 9), slice(-9, 2)),
 ]
 
 
@@ -91,10 +113,19 @@ def test_values_of_other_dtypes_are_converted() -> None:
     assert x.tolist() == [3, 2, 0, 0]
 
 
-@pytest.mark.parametrize(("key", "kind"), [
-    (7, IndexError), ((0, 0, 0), IndexError), ([0, 9], IndexError), ([True, False], IndexError), (1.5, IndexError), ("a", TypeError),
-    (([0, 1], [0, 1, 2]), IndexError), ((..., ...), IndexError),
-])
+@pytest.mark.parametrize(
+    ("key", "kind"),
+    [
+        (7, IndexError),
+        ((0, 0, 0), IndexError),
+        ([0, 9], IndexError),
+        ([True, False], IndexError),
+        (1.5, IndexError),
+        ("a", TypeError),
+        (([0, 1], [0, 1, 2]), IndexError),
+        ((..., ...), IndexError),
+    ],
+)
 def test_bad_keys(key, kind) -> None:
     x, _ = base()
     with pytest.raises(kind):
@@ -123,12 +154,19 @@ def test_writes_to_overlapping_memory() -> None:
     assert x.tolist() == [3, 3, 3, 3]
 
 
-@pytest.mark.parametrize(("call", "kind"), [
-    (lambda x, i: x.gather(0, i), RuntimeError), (lambda x, i: x.index_select(0, i), IndexError), (lambda x, i: x.take(i), IndexError),
-    (lambda x, i: x.scatter(0, i, 1.0), RuntimeError), (lambda x, i: x.index_add(0, i, flambeau.ones(1)), IndexError),
-    (lambda x, i: x.index_fill(0, i, 1.0), IndexError), (lambda x, i: flambeau.index_put(x, (i,), flambeau.ones(1)), IndexError),
-    (lambda x, i: flambeau.nn.functional.embedding(i, x.view(4, 1)), IndexError),
-])
+@pytest.mark.parametrize(
+    ("call", "kind"),
+    [
+        (lambda x, i: x.gather(0, i), RuntimeError),
+        (lambda x, i: x.index_select(0, i), IndexError),
+        (lambda x, i: x.take(i), IndexError),
+        (lambda x, i: x.scatter(0, i, 1.0), RuntimeError),
+        (lambda x, i: x.index_add(0, i, flambeau.ones(1)), IndexError),
+        (lambda x, i: x.index_fill(0, i, 1.0), IndexError),
+        (lambda x, i: flambeau.index_put(x, (i,), flambeau.ones(1)), IndexError),
+        (lambda x, i: flambeau.nn.functional.embedding(i, x.view(4, 1)), IndexError),
+    ],
+)
 def test_indices_out_of_bounds(call, kind) -> None:
     with pytest.raises(kind, match="got 9"):
         call(flambeau.arange(4.0), flambeau.tensor([9]))
@@ -181,7 +219,13 @@ BATCHED = {
     "index_select": (lambda x, i: x.index_select(1, i), floats(4, 5, 2), ints(5, 3)),
     "embedding": (lambda w, i: flambeau.nn.functional.embedding(i, w), floats(4, 5), ints(4, 3, 2)),
     "scatter_add": (lambda x, i, s: x.scatter_add(1, i, s), floats(4, 5), ints(5, 4, 3), floats(4, 3)),
-    "index_put": (lambda x, i, j, s: flambeau.index_put(x, (i, None, j), s, True), floats(4, 5, 2), ints(4, 3), ints(2, 3), floats(3, 1)),
+    "index_put": (
+        lambda x, i, j, s: flambeau.index_put(x, (i, None, j), s, True),
+        floats(4, 5, 2),
+        ints(4, 3),
+        ints(2, 3),
+        floats(3, 1),
+    ),
     "cat": (lambda a, b: flambeau.cat((a, b), -1), floats(4, 5), floats(4, 2)),
     "select_scatter": (lambda a, b: flambeau.select_scatter(a, b, 1, 2), floats(4, 5), floats(4)),
     "setitem": (put, floats(4, 5), ints(4, 1), floats(5)),

@@ -108,7 +108,9 @@ def test_medians(length: int) -> None:
     ordered = np.sort(x, 1)
     values, indices = flambeau.median(of(x), 1)
     assert indices[1].item() == length // 2  # the first NaN
-    np.testing.assert_array_equal(values.numpy(), [ordered[0, (length - 1) // 2], np.nan, np.nan, ordered[3, (length - 1) // 2]])
+    np.testing.assert_array_equal(
+        values.numpy(), [ordered[0, (length - 1) // 2], np.nan, np.nan, ordered[3, (length - 1) // 2]]
+    )
     values = flambeau.nanmedian(of(x), 1).values
     numbers_in = (~np.isnan(x)).sum(1)
     wanted = [ordered[i, max(0, (n - 1) // 2)] for i, n in enumerate(numbers_in)]
@@ -147,7 +149,10 @@ def test_cummax_keeps_nan_and_takes_the_latest(shape: tuple, dim: int) -> None:
     wanted = np.maximum.accumulate(x, dim)
     np.testing.assert_array_equal(values.numpy(), wanted)
     np.testing.assert_array_equal(np.take_along_axis(x, indices.numpy(), dim), wanted)
-    lines, places = np.moveaxis(x, dim, -1).reshape(-1, x.shape[dim]), np.moveaxis(indices.numpy(), dim, -1).reshape(-1, x.shape[dim])
+    lines, places = (
+        np.moveaxis(x, dim, -1).reshape(-1, x.shape[dim]),
+        np.moveaxis(indices.numpy(), dim, -1).reshape(-1, x.shape[dim]),
+    )
     for line, place in zip(lines, places):
         for i, at in enumerate(place):
             later = line[at + 1 : i + 1]

@@ -74,10 +74,21 @@ def test_limits_that_are_nan() -> None:
     assert math.isnan(found[0]) and found[1:] == [0.0, 2.0]
 
 
-@pytest.mark.parametrize("function", [
-    flambeau.sqrt, flambeau.log, flambeau.rsqrt, lambda x: x**0.5, lambda x: x**1.7, lambda x: 1 / (x - x), flambeau.acosh, flambeau.logit,
-    lambda x: flambeau.xlogy(x, x), lambda x: ((x - x) ** 2).sum().sqrt(),
-])
+@pytest.mark.parametrize(
+    "function",
+    [
+        flambeau.sqrt,
+        flambeau.log,
+        flambeau.rsqrt,
+        lambda x: x**0.5,
+        lambda x: x**1.7,
+        lambda x: 1 / (x - x),
+        flambeau.acosh,
+        flambeau.logit,
+        lambda x: flambeau.xlogy(x, x),
+        lambda x: ((x - x) ** 2).sum().sqrt(),
+    ],
+)
 def test_branch_not_taken_leaves_no_nan(function) -> None:
     """The gradient of what `where` did not take is zero, although its derivative is infinite or NaN."""
     x = tensor([-4.0, -1.0, 0.0], "float64").requires_grad_()
@@ -112,8 +123,12 @@ def test_operators_that_write_in_place(operator: str) -> None:
 def test_numbers_beside_float64_are_not_rounded() -> None:
     """Gradients that need a number by itself (1 / 3, log 2.3) compute with it in the tensor's type."""
     x = tensor([1.1], "float64").requires_grad_()
-    for function, slope in ((lambda v: v / 3.3, 1 / 3.3), (lambda v: 2.3**v, 2.3**1.1 * math.log(2.3)), (lambda v: v**2.7, 2.7 * 1.1**1.7)):
-        gradient, = flambeau.autograd.grad(function(x).sum(), x)
+    for function, slope in (
+        (lambda v: v / 3.3, 1 / 3.3),
+        (lambda v: 2.3**v, 2.3**1.1 * math.log(2.3)),
+        (lambda v: v**2.7, 2.7 * 1.1**1.7),
+    ):
+        (gradient,) = flambeau.autograd.grad(function(x).sum(), x)
         assert abs(gradient.item() - slope) < 1e-14 * abs(slope) * 10
 
 
@@ -121,9 +136,25 @@ def test_numbers_beside_float64_are_not_rounded() -> None:
 POINTS = [complex(a, b) for a in (-2.0, -0.5, -0.0, 0.0, 0.3, 4.0) for b in (-3.0, -0.0, 0.0, 0.7, 25.0)]
 
 
-@pytest.mark.parametrize("name", [
-    "exp", "sqrt", "sin", "cos", "tan", "sinh", "cosh", "tanh", "asin", "acos", "atan", "asinh", "acosh", "atanh",
-])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "exp",
+        "sqrt",
+        "sin",
+        "cos",
+        "tan",
+        "sinh",
+        "cosh",
+        "tanh",
+        "asin",
+        "acos",
+        "atan",
+        "asinh",
+        "acosh",
+        "atanh",
+    ],
+)
 def test_complex_functions_and_their_cuts(name: str) -> None:
     """Values and sides of branch cuts as cmath has them."""
     found = getattr(flambeau, name)(tensor(POINTS, "complex128")).tolist()

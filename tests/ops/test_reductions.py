@@ -56,7 +56,9 @@ def test_one_kernel(name: str, args: tuple) -> None:
 @pytest.mark.parametrize("name, most", (("layer_norm", 2), ("rms_norm", 2), ("batch_norm", 1)))
 def test_backward_kernels(name: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
-    monkeypatch.setattr(record, "make_plan", lambda *args, **kwargs: made.append(make_plan(*args, **kwargs)) or made[-1])
+    monkeypatch.setattr(
+        record, "make_plan", lambda *args, **kwargs: made.append(make_plan(*args, **kwargs)) or made[-1]
+    )
     x, w, b = (flambeau.randn(*shape, requires_grad=True) for shape in ((61, 307), (307,), (307,)))
     functional = flambeau.nn.functional
     calls = {
@@ -113,7 +115,8 @@ def test_long_complex_and_integer_sums() -> None:
 
 # ------------------------------------------------------------------ values
 @pytest.mark.parametrize(
-    "reduce", (flambeau.amax, flambeau.amin, lambda x, d: flambeau.max(x, d).values, lambda x, d: flambeau.min(x, d).values)
+    "reduce",
+    (flambeau.amax, flambeau.amin, lambda x, d: flambeau.max(x, d).values, lambda x, d: flambeau.min(x, d).values),
 )
 def test_nan_goes_through(reduce: Callable) -> None:
     x = np.random.default_rng(0).random((4, 100), "float32")

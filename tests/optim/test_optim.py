@@ -12,7 +12,22 @@ from flambeau.engine import update
 from flambeau.optim import SGD, Adam, AdamW
 from flambeau.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau, SequentialLR, StepLR
 
-ALL = ["ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "LBFGS", "Muon", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD"]
+ALL = [
+    "ASGD",
+    "Adadelta",
+    "Adafactor",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "Adamax",
+    "LBFGS",
+    "Muon",
+    "NAdam",
+    "RAdam",
+    "RMSprop",
+    "Rprop",
+    "SGD",
+]
 
 
 def parameter(*values):
@@ -37,7 +52,9 @@ def test_every_optimiser_descends(name):
     assert loss.item() < 0.8 * first
 
 
-@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "Rprop", "ASGD"])
+@pytest.mark.parametrize(
+    "name", ["SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "Rprop", "ASGD"]
+)
 def test_a_step_is_one_kernel_a_parameter(name):
     w = fb.nn.Parameter(fb.randn(5, 7))
     options = {"momentum": 0.9} if name in ("SGD", "RMSprop") else {}

@@ -53,7 +53,9 @@ def test_integers():
     assert fb.randint(5, (4,), dtype=fb.int32).dtype is fb.int32
     wide = fb.empty(N, dtype=fb.int64).random_(-(2**62), 2**62).numpy()
     assert stats.kstest(wide / 2.0**62, stats.uniform(-1, 2).cdf).pvalue > 1e-3
-    assert fb.empty(N, dtype=fb.uint8).random_().max() == 255 and fb.empty(N, dtype=fb.bool).random_().float().mean() > 0.4
+    assert (
+        fb.empty(N, dtype=fb.uint8).random_().max() == 255 and fb.empty(N, dtype=fb.bool).random_().float().mean() > 0.4
+    )
     assert fb.empty(100).random_(4).max() <= 3
     with pytest.raises(RuntimeError, match="less than"):
         fb.randint(3, 3, (2,))
@@ -61,7 +63,9 @@ def test_integers():
 
 def test_bernoulli_and_geometric():
     p = fb.full((N,), 0.3)
-    assert abs(float(fb.bernoulli(p).mean()) - 0.3) < 0.02 and abs(float(fb.empty(N).bernoulli_(0.8).mean()) - 0.8) < 0.02
+    assert (
+        abs(float(fb.bernoulli(p).mean()) - 0.3) < 0.02 and abs(float(fb.empty(N).bernoulli_(0.8).mean()) - 0.8) < 0.02
+    )
     assert fb.bernoulli(fb.tensor([0.0, 1.0])).tolist() == [0.0, 1.0]
     assert fb.empty(3, 4).bernoulli_(fb.tensor([0.0, 1.0, 0.0, 1.0])).sum(0).tolist() == [0.0, 3.0, 0.0, 3.0]
     tries = fb.empty(N, dtype=fb.int64).geometric_(0.25)
@@ -88,7 +92,9 @@ def test_binomial(count, p):
     x = fb.binomial(fb.full((N,), float(count)), fb.full((N,), p)).numpy()
     assert (x == np.floor(x)).all() and x.min() >= 0 and x.max() <= count
     spread = math.sqrt(count * p * (1 - p))
-    assert abs(x.mean() - count * p) <= 5 * spread / math.sqrt(N) and abs(x.var() - spread**2) <= 0.07 * spread**2 + 1e-9
+    assert (
+        abs(x.mean() - count * p) <= 5 * spread / math.sqrt(N) and abs(x.var() - spread**2) <= 0.07 * spread**2 + 1e-9
+    )
 
 
 def test_multinomial():
@@ -97,7 +103,9 @@ def test_multinomial():
     counts = np.bincount(fb.multinomial(weights, N, replacement=True).numpy(), minlength=4)
     assert counts[1] == 0 and stats.chisquare(counts[[0, 2, 3]], N * np.array([0.1, 0.3, 0.6])).pvalue > 1e-3
     first = [int(fb.multinomial(weights, 3)[0]) for _ in range(300)]
-    assert 130 < first.count(3) < 230 and all(sorted(fb.multinomial(weights, 3).tolist()) == [0, 2, 3] for _ in range(5))
+    assert 130 < first.count(3) < 230 and all(
+        sorted(fb.multinomial(weights, 3).tolist()) == [0, 2, 3] for _ in range(5)
+    )
     assert fb.multinomial(fb.ones(2, 5), 3).shape == (2, 3)
     for wrong in (fb.tensor([-1.0, 2.0]), fb.zeros(3), fb.tensor([float("nan")])):
         with pytest.raises(RuntimeError):
@@ -149,7 +157,9 @@ def test_one_stream_for_any_number_of_threads():
         for threads in (1, 2):
             fb.set_num_threads(threads)
             fb.manual_seed(9)
-            found.append((fb.randn(300001), fb.rand(70000, dtype=fb.float64), fb.nn.functional.dropout(fb.ones(100000))))
+            found.append(
+                (fb.randn(300001), fb.rand(70000, dtype=fb.float64), fb.nn.functional.dropout(fb.ones(100000)))
+            )
     finally:
         fb.set_num_threads(before)
     assert all((a == b).all() for a, b in zip(*found))
@@ -208,7 +218,10 @@ def test_dropout():
     z = fb.ones(50)
     assert F.dropout(z, 0.5, inplace=True) is z and 0 < int((z == 0).sum()) < 50
     channels = F.dropout2d(fb.ones(8, 16, 3, 3), 0.5).flatten(2)
-    assert all(len(set(c)) == 1 for row in channels.tolist() for c in row) and 0.3 < float((channels == 0).float().mean()) < 0.7
+    assert (
+        all(len(set(c)) == 1 for row in channels.tolist() for c in row)
+        and 0.3 < float((channels == 0).float().mean()) < 0.7
+    )
     a = F.alpha_dropout(fb.randn(100000), 0.3, training=True)
     assert abs(float(a.mean())) < 0.02 and abs(float(a.std()) - 1) < 0.02
     with pytest.raises(ValueError, match="between 0 and 1"):

@@ -13,7 +13,25 @@ from flambeau.runtime import allocator, os_portable, system
 from flambeau.runtime.allocator import HUGE_BYTES, SLAB_BYTES, SMALL_BYTES, Budget, Pool, class_bytes, format_bytes
 
 MIB = 1 << 20
-SIZES = [0, 1, 63, 64, 65, 100, 512, 513, 4096, 5000, 65536, SMALL_BYTES, SMALL_BYTES + 1, MIB, HUGE_BYTES - 1, HUGE_BYTES, 5 * MIB + 3]
+SIZES = [
+    0,
+    1,
+    63,
+    64,
+    65,
+    100,
+    512,
+    513,
+    4096,
+    5000,
+    65536,
+    SMALL_BYTES,
+    SMALL_BYTES + 1,
+    MIB,
+    HUGE_BYTES - 1,
+    HUGE_BYTES,
+    5 * MIB + 3,
+]
 
 
 @pytest.fixture
@@ -43,7 +61,11 @@ def test_blocks_are_aligned_and_usable(pool, nbytes):
 
 
 def test_classes_round_little():
-    for nbytes in [*range(1, 5000), *(3**n for n in range(8, 24)), *(2**n + d for n in range(12, 36) for d in (-1, 0, 1))]:
+    for nbytes in [
+        *range(1, 5000),
+        *(3**n for n in range(8, 24)),
+        *(2**n + d for n in range(12, 36) for d in (-1, 0, 1)),
+    ]:
         rounded = class_bytes(nbytes)
         assert rounded >= nbytes and rounded % 64 == 0
         assert class_bytes(rounded) == rounded
@@ -107,7 +129,9 @@ def test_small_blocks_share_slabs(pool):
 # ---------------------------------------------------------------------------------------------------- limits
 def test_more_than_the_machine_has_fails_at_once():
     request = system.os.memory_bytes() + 1
-    with pytest.raises(OutOfMemoryError, match="allocate: the block must fit the memory of cpu.*limit.*larger than the memory") as caught:
+    with pytest.raises(
+        OutOfMemoryError, match="allocate: the block must fit the memory of cpu.*limit.*larger than the memory"
+    ) as caught:
         allocator.size_class(request).fresh()
     assert isinstance(caught.value, RuntimeError) and isinstance(caught.value, MemoryError)
     assert str(class_bytes(request)) in str(caught.value)
@@ -209,7 +233,9 @@ def test_statistics(pool):
     assert stats["cached_blocks.all.current"] == len(large_class.free) + len(small[0][1].free)
     pool.empty_cache()
     stats = pool.memory_stats()
-    assert stats["reserved_bytes.all.current"] == SLAB_BYTES and stats["reserved_bytes.all.peak"] == SLAB_BYTES + 3 * MIB
+    assert (
+        stats["reserved_bytes.all.current"] == SLAB_BYTES and stats["reserved_bytes.all.peak"] == SLAB_BYTES + 3 * MIB
+    )
     assert stats["num_device_free"] == 1
     pool.reset_peak_memory_stats()
     stats = pool.memory_stats()
@@ -265,7 +291,12 @@ def test_fork_with_the_lock_held(pool):
 # ---------------------------------------------------------------------------------------------------- systems
 @pytest.mark.parametrize("layer", [system.os, os_portable])
 def test_pages(layer):
-    for nbytes, options in ((1, {}), (10_000, {}), (MIB, {"align": MIB}), (5 * MIB, {"align": HUGE_BYTES, "huge": True})):
+    for nbytes, options in (
+        (1, {}),
+        (10_000, {}),
+        (MIB, {"align": MIB}),
+        (5 * MIB, {"align": HUGE_BYTES, "huge": True}),
+    ):
         address = layer.map_pages(nbytes, **options)
         assert address % options.get("align", layer.PAGE_BYTES) == 0
         assert ctypes.string_at(address, nbytes) == bytes(nbytes)

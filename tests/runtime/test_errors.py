@@ -49,7 +49,10 @@ def test_one_failure_is_reported_whole(threads):
         assert failure is not None
         assert failure.index in (4, -5, 100)
         assert (failure.kind, failure.op, failure.dim, failure.size) == (errors.INDEX.number, "take", 0, 4)
-        with pytest.raises(IndexError, match=rf"^take: index must be at least -4 and less than 4 in dim 0 \(out of bounds\), got {failure.index}\.$"):
+        with pytest.raises(
+            IndexError,
+            match=rf"^take: index must be at least -4 and less than 4 in dim 0 \(out of bounds\), got {failure.index}\.$",
+        ):
             block.check()
         assert block.read() is None
     assert take.y[::4].tolist() == [0.0] * 50  # the rest was done

@@ -104,7 +104,13 @@ def test_counter_starts_at_0_and_finds_the_last(threads, grain):
 
 @pytest.mark.parametrize(
     ("slots", "error"),
-    [((), TypeError), (("text", 1 << 40), TypeError), ((None, 1 << 40), TypeError), ((1 << 63, 1 << 40), OverflowError), ((5,), TypeError)],
+    [
+        ((), TypeError),
+        (("text", 1 << 40), TypeError),
+        ((None, 1 << 40), TypeError),
+        ((1 << 63, 1 << 40), OverflowError),
+        ((5,), TypeError),
+    ],
 )
 def test_wrong_slots_raise(slots, error):
     with pytest.raises(error):
@@ -136,7 +142,9 @@ def test_block_needs_two_words():
 # ---------------------------------------------------------------------------------------------------- dividing
 @needs_pool
 @pytest.mark.parametrize("threads", [1, 2, 4])
-@pytest.mark.parametrize(("total", "grain"), [(1, 1), (2, 1), (1000, 1000), (1001, 1000), (997, 10), (64, 1), (0, 5), (5, 0)])
+@pytest.mark.parametrize(
+    ("total", "grain"), [(1, 1), (2, 1), (1000, 1000), (1001, 1000), (997, 10), (64, 1), (0, 5), (5, 0)]
+)
 def test_every_unit_runs_once(threads, total, grain):
     launch.set_num_threads(threads)
     counted = kernels.Counted(total, grain)
@@ -251,7 +259,8 @@ def test_number_of_threads_changes_while_others_launch():
 
 
 @pytest.mark.parametrize(
-    ("number", "error"), [(0, ValueError), (-1, ValueError), (MAX_THREADS + 1, ValueError), (2.0, TypeError), (True, TypeError)]
+    ("number", "error"),
+    [(0, ValueError), (-1, ValueError), (MAX_THREADS + 1, ValueError), (2.0, TypeError), (True, TypeError)],
 )
 def test_wrong_numbers_of_threads_raise(number, error):
     before = launch.get_num_threads()
@@ -273,7 +282,9 @@ def test_wrong_numbers_of_threads_raise(number, error):
 def test_default_number_of_threads(environment, expected):
     clean = {k: v for k, v in os.environ.items() if k not in ("FLAMBEAU_NUM_THREADS", "OMP_NUM_THREADS")}
     code = "from flambeau.runtime import launch; print(launch.get_num_threads())"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=clean | environment, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=clean | environment, capture_output=True, text=True, check=True
+    )
     assert int(done.stdout) == (expected or system.os.processors())
 
 
@@ -311,7 +322,10 @@ def test_workers_block_signals(workers):
 @needs_pool
 def test_idle_workers_sleep(workers):
     def ticks() -> int:
-        return sum(sum(map(int, Path(f"/proc/self/task/{w}/stat").read_text().rsplit(")", 1)[1].split()[11:13])) for w in workers)
+        return sum(
+            sum(map(int, Path(f"/proc/self/task/{w}/stat").read_text().rsplit(")", 1)[1].split()[11:13]))
+            for w in workers
+        )
 
     time.sleep(0.05)
     start = ticks()
@@ -413,7 +427,9 @@ busy.run()
 assert expected is None or busy.out.tolist() == expected
 print("usable", flush=True)
 """
-    child = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    child = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     assert child.stdout is not None
     lines = [child.stdout.readline().strip()]
     for _ in range(2):

@@ -117,7 +117,9 @@ def test_results_are_those_of_the_cpu(queue):
     scale(queue, x, x, 1 / 3, 1000)
     host = array("d", values)
     block = launch.block([1000, 2])
-    cpu_queue.launch(kernels.entry(kernels.build_scale), kernels.address_of(host), kernels.address_of(host), 1 / 3, block.address)
+    cpu_queue.launch(
+        kernels.entry(kernels.build_scale), kernels.address_of(host), kernels.address_of(host), 1 / 3, block.address
+    )
     assert to_host(queue, x, 1000) == host.tolist()
 
 
@@ -207,7 +209,9 @@ def test_kernel_failures_are_raised_at_synchronisation(queue):
         queue.launch(each.run_kernel, *each.slots(queue.error_block.address), keep=each)
     done: list[int] = []
     queue.submit(done.append, 1)
-    with pytest.raises(AcceleratorError, match=r"take: index must be .* got 9\. Reported by sim:0.*\(op take, index 9, dim 0, size 4\)"):
+    with pytest.raises(
+        AcceleratorError, match=r"take: index must be .* got 9\. Reported by sim:0.*\(op take, index 9, dim 0, size 4\)"
+    ):
         queue.synchronize()
     assert done == [1]
     queue.synchronize()  # told once
@@ -290,7 +294,11 @@ def test_emptying_the_cache_waits_for_queued_work(queue):
 
 def test_kept_objects_live_until_the_work_has_run(device):
     one, two = device.new_queue(), device.new_queue()
-    for give in (lambda thing: two.record_use(thing), lambda thing: two.submit(int, keep=(thing,)), lambda thing: two.submit(id, thing)):
+    for give in (
+        lambda thing: two.record_use(thing),
+        lambda thing: two.submit(int, keep=(thing,)),
+        lambda thing: two.submit(id, thing),
+    ):
         gate = Gate(two)
         thing = Thing()
         watch = weakref.ref(thing)

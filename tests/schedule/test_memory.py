@@ -18,7 +18,7 @@ LARGE = STREAMING_BYTES // 4 + 1024  # float32 elements: written past the cache
 @pytest.mark.parametrize("first", [0, 1, 3])
 def test_large_results_may_start_anywhere(first: int) -> None:
     whole = ft.zeros(LARGE + 16)
-    part = whole[first:first + LARGE]
+    part = whole[first : first + LARGE]
     ft.add(ft.ones(LARGE), ft.full((LARGE,), 2.0), out=part)
     part.mul_(2)
     assert bool((part == 6).all())

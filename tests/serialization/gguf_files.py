@@ -5,7 +5,18 @@ from __future__ import annotations
 import struct
 
 CODES = {"B": 0, "b": 1, "H": 2, "h": 3, "I": 4, "i": 5, "f": 6, "?": 7, "Q": 10, "q": 11, "d": 12}
-TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 8, "Q4_K": 12, "Q6_K": 14, "BF16": 30, "Q5_0": 6, "IQ4_XS": 23}
+TYPES = {
+    "F32": 0,
+    "F16": 1,
+    "Q4_0": 2,
+    "Q4_1": 3,
+    "Q8_0": 8,
+    "Q4_K": 12,
+    "Q6_K": 14,
+    "BF16": 30,
+    "Q5_0": 6,
+    "IQ4_XS": 23,
+}
 
 
 def text(value: str | bytes) -> bytes:
@@ -19,7 +30,9 @@ def value(item: object) -> bytes:
         return struct.pack("<I", 8) + text(item)
     if isinstance(item, list):
         parts = [value(i) for i in item]
-        return struct.pack("<I", 9) + parts[0][:4] + struct.pack("<Q", len(parts)) + b"".join(part[4:] for part in parts)
+        return (
+            struct.pack("<I", 9) + parts[0][:4] + struct.pack("<Q", len(parts)) + b"".join(part[4:] for part in parts)
+        )
     code, number = item
     return struct.pack("<I" + code, CODES[code], number)
 

@@ -39,10 +39,16 @@ def tensor(size: tuple[int, ...], stride: tuple[int, ...], offset: int = 0, held
     """A tensor over `held` (a persistent id)."""
     shape, steps = items(*map(number, size)), items(*map(number, stride))
     hooks = name("collections", "OrderedDict") + b")R"
-    return name("torch._utils", "_rebuild_tensor_v2") + items(held or storage(), number(offset), shape, steps, b"\x89", hooks) + b"R"
+    return (
+        name("torch._utils", "_rebuild_tensor_v2")
+        + items(held or storage(), number(offset), shape, steps, b"\x89", hooks)
+        + b"R"
+    )
 
 
-def archive(stream: bytes, records: Mapping[str, bytes] | None = None, *, folder: str = "archive", byteorder: str = "little") -> bytes:
+def archive(
+    stream: bytes, records: Mapping[str, bytes] | None = None, *, folder: str = "archive", byteorder: str = "little"
+) -> bytes:
     """A PyTorch archive with `stream` as its data.pkl and `records` as its storages."""
     out = io.BytesIO()
     writer = ZipWriter(out)

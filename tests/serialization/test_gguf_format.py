@@ -80,14 +80,20 @@ def head(tensors: int = 0, pairs: int = 0, body: bytes = b"", version: int = 3) 
         (head(0, 1, gguf_files.text("k") + struct.pack("<IQ", 8, 2**63)), "past the end"),
         (head(0, 1, gguf_files.text("k") + struct.pack("<IIQ", 9, 4, 2**61) + bytes(8)), "more than the file can hold"),
         (head(0, 1, gguf_files.text("k") + struct.pack("<IIQ", 9, 99, 1) + bytes(8)), "unknown type 99"),
-        (head(0, 1, gguf_files.text("k") + struct.pack("<I", 9) + struct.pack("<IQ", 9, 1) * 6 + bytes(20)), "nested at most"),
+        (
+            head(0, 1, gguf_files.text("k") + struct.pack("<I", 9) + struct.pack("<IQ", 9, 1) * 6 + bytes(20)),
+            "nested at most",
+        ),
         (head(0, 1, gguf_files.text("k") + struct.pack("<IB", 7, 2)), "must be 0 or 1"),
         (head(0, 1, gguf_files.text(b"\xff\xff") + struct.pack("<IB", 0, 2)), "must be UTF-8"),
         (head(0, 2, gguf_files.pair("k", ("B", 1)) * 2), "'k' occurs twice"),
         (gguf_files.file({"general.alignment": ("I", 0)}, {}), "multiple of 8"),
         (gguf_files.file({"general.alignment": ("I", 12)}, {}), "multiple of 8"),
         (gguf_files.file({"general.alignment": "32"}, {}), "multiple of 8"),
-        (gguf_files.file({}, {"w": ("Q5_0", (32,), bytes(22))}), "has type Q5_0, which is not read. Convert it to one of F32"),
+        (
+            gguf_files.file({}, {"w": ("Q5_0", (32,), bytes(22))}),
+            "has type Q5_0, which is not read. Convert it to one of F32",
+        ),
         (gguf_files.file({}, {"w": ("IQ4_XS", (256,), bytes(136))}), "has type IQ4_XS"),
         (gguf_files.file({}, {"w": (77, (32,), bytes(22))}), "has type number 77"),
         (gguf_files.file({}, {"w": ("Q4_0", (2, 16), bytes(18))}), "multiples of 32, got 16"),
@@ -96,7 +102,14 @@ def head(tensors: int = 0, pairs: int = 0, body: bytes = b"", version: int = 3) 
         (gguf_files.file({}, {"w": ("F32", (2**40, 2**40), bytes(8))}), "must lie within the file"),
         (head(1, 0, gguf_files.description("w", "F32", (2,), 4) + bytes(100)), "multiple of 32"),
         (head(2, 0, gguf_files.description("w", "F32", (2,), 0) * 2 + bytes(100)), "'w' occurs twice"),
-        (head(2, 0, gguf_files.description("v", "F32", (9,), 0) + gguf_files.description("w", "F32", (2,), 32) + bytes(200)), "overlap"),
+        (
+            head(
+                2,
+                0,
+                gguf_files.description("v", "F32", (9,), 0) + gguf_files.description("w", "F32", (2,), 32) + bytes(200),
+            ),
+            "overlap",
+        ),
     ],
 )
 def test_broken_headers(data, message):

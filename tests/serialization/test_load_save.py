@@ -45,7 +45,9 @@ def through(value: object, **options: object) -> object:
     return load(stream, **options)
 
 
-def part(t: Tensor, shape: tuple[int, ...], strides: tuple[int, ...], offset: int = 0, dtype: str | None = None) -> Tensor:
+def part(
+    t: Tensor, shape: tuple[int, ...], strides: tuple[int, ...], offset: int = 0, dtype: str | None = None
+) -> Tensor:
     """A view as the engine makes them, of any layout and dtype."""
     spec = Spec.get(shape, strides, BY_NAME[dtype] if dtype else t.dtype)
     return new_tensor(spec, t.ptr + offset * spec.dtype.itemsize, t.storage)
@@ -62,7 +64,9 @@ def pointer(t: Tensor) -> int:
 @pytest.mark.parametrize("mmap", [False, True])
 @pytest.mark.parametrize("name", BY_NAME)
 def test_every_dtype(name, mmap, tmp_path):
-    bits = np.random.default_rng(0).integers(0, 2 if name == "bool" else 256, (6, BY_NAME[name].itemsize), dtype=np.uint8)
+    bits = np.random.default_rng(0).integers(
+        0, 2 if name == "bool" else 256, (6, BY_NAME[name].itemsize), dtype=np.uint8
+    )
     t = part(from_numpy(bits), (6,), (1,), 0, name)
     end = part(t, (4,), (1,), 2)
     path = tmp_path / "t.pt"
@@ -113,7 +117,9 @@ def test_values_that_are_not_tensors():
 
 
 def test_parameters_state_dicts_and_attributes():
-    state = collections.OrderedDict(weight=Parameter(tensor([1, 2])), frozen=Parameter(tensor([3]), requires_grad=False))
+    state = collections.OrderedDict(
+        weight=Parameter(tensor([1, 2])), frozen=Parameter(tensor([3]), requires_grad=False)
+    )
     state["steps"], state["mean"] = tensor(4), Buffer(tensor([5, 6]))
     state._metadata = collections.OrderedDict({"": {"version": 1}})
     state["weight"].decay = 0.1
@@ -168,7 +174,9 @@ def test_what_cannot_be_saved():
     class Kind(Tensor):
         pass
 
-    with pytest.raises(TypeError, match=r"save: the object\['x'\] must be a plain tensor, parameter or buffer, got Kind"):
+    with pytest.raises(
+        TypeError, match=r"save: the object\['x'\] must be a plain tensor, parameter or buffer, got Kind"
+    ):
         through({"x": tensor([1])._as(Kind)})
     with pytest.raises(TypeError, match="Run the module once first"):
         through([UninitializedParameter()])
@@ -223,9 +231,17 @@ def saved_on(location: str) -> io.BytesIO:
 
 
 def test_map_location():
-    with pytest.raises(CheckpointError, match=r"saved on 'cuda:0', which Flambeau does not have. Pass map_location='cpu'"):
+    with pytest.raises(
+        CheckpointError, match=r"saved on 'cuda:0', which Flambeau does not have. Pass map_location='cpu'"
+    ):
         load(saved_on("cuda:0"))
-    wanted = ["cpu", CPU, {"cuda:0": "cpu"}, lambda storage, location: storage, lambda storage, location: {"cuda:0": "cpu"}[location]]
+    wanted = [
+        "cpu",
+        CPU,
+        {"cuda:0": "cpu"},
+        lambda storage, location: storage,
+        lambda storage, location: {"cuda:0": "cpu"}[location],
+    ]
     for map_location in wanted:
         back = load(saved_on("cuda:0"), map_location)
         assert (back.device, back.tolist()) == (CPU, [1, 2])
@@ -286,7 +302,11 @@ def numpy_dtype(kind: str) -> bytes:
 
 
 def numpy_bytes(data: bytes) -> bytes:
-    return streams.name("_codecs", "encode") + streams.items(streams.text(data.decode("latin1")), streams.text("latin1")) + b"R"
+    return (
+        streams.name("_codecs", "encode")
+        + streams.items(streams.text(data.decode("latin1")), streams.text("latin1"))
+        + b"R"
+    )
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path) -> None:

@@ -53,7 +53,7 @@ def test_reads_random_trees_as_pickle_does(protocol):
     def tree(depth: int) -> object:
         kind = rng.randrange(8 if depth else 5)
         if kind == 0:
-            return rng.randrange(-(10**rng.randrange(1, 30)), 10**9)
+            return rng.randrange(-(10 ** rng.randrange(1, 30)), 10**9)
         if kind == 1:
             return rng.uniform(-1e9, 1e9)
         if kind == 2:
@@ -81,7 +81,15 @@ def test_shared_objects_stay_shared():
 
 def test_numpy_scalars_become_python_numbers():
     for protocol in (2, 4, 5):
-        for scalar in (np.float64(1.5), np.float32(0.1), np.float16(-2.5), np.int8(-3), np.uint64(2**63), np.bool_(True), np.complex64(1j)):
+        for scalar in (
+            np.float64(1.5),
+            np.float32(0.1),
+            np.float16(-2.5),
+            np.int8(-3),
+            np.uint64(2**63),
+            np.bool_(True),
+            np.complex64(1j),
+        ):
             value = read(pickle.dumps(scalar, protocol))
             assert value == scalar.item()
             assert type(value) is type(scalar.item())
@@ -165,7 +173,11 @@ def test_names_outside_the_table(target):
 
 
 def test_classes_are_not_left_as_values():
-    for body in (streams.name("torch", "FloatStorage"), streams.name("collections", "OrderedDict"), streams.name("torch", "Tensor")):
+    for body in (
+        streams.name("torch", "FloatStorage"),
+        streams.name("collections", "OrderedDict"),
+        streams.name("torch", "Tensor"),
+    ):
         with pytest.raises(CheckpointError, match=r"\['kind'\] holds the name .* as a value"):
             read(streams.protocol(b"}" + streams.text("kind") + body + b"s"))
 

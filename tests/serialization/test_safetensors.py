@@ -33,7 +33,9 @@ def test_round_trip_through_a_file(tmp_path):
         assert back[name].shape == t.shape
         assert back[name].tolist() == t.tolist()
     assert safetensors.metadata(path) == {"format": "pt"}
-    assert {name: t.tolist() for name, t in safetensors.load(path.read_bytes()).items()} == {name: t.tolist() for name, t in back.items()}
+    assert {name: t.tolist() for name, t in safetensors.load(path.read_bytes()).items()} == {
+        name: t.tolist() for name, t in back.items()
+    }
     assert safetensors.save(tensors, {"format": "pt"}) == path.read_bytes()
 
 

@@ -14,7 +14,21 @@ from flambeau.checkpoint import safetensors_format
 from flambeau.checkpoint.records import CheckpointError, StorageRecord, TensorRecord, contiguous_strides
 
 safetensors = pytest.importorskip("safetensors")
-NUMPY = ["float64", "float32", "float16", "int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8", "bool", "complex64"]
+NUMPY = [
+    "float64",
+    "float32",
+    "float16",
+    "int64",
+    "int32",
+    "int16",
+    "int8",
+    "uint64",
+    "uint32",
+    "uint16",
+    "uint8",
+    "bool",
+    "complex64",
+]
 
 
 def read(data: bytes) -> dict[str, TensorRecord]:
@@ -53,7 +67,11 @@ def test_reads_what_the_library_writes():
     assert metadata == {"format": "np"}
     assert set(found) == set(expected)
     for name, array in expected.items():
-        assert (found[name].dtype, found[name].shape, found[name].tobytes()) == (array.dtype.name, array.shape, array.tobytes())
+        assert (found[name].dtype, found[name].shape, found[name].tobytes()) == (
+            array.dtype.name,
+            array.shape,
+            array.tobytes(),
+        )
 
 
 def test_the_library_reads_what_is_written():
@@ -80,7 +98,9 @@ def test_round_trip_of_dtypes_numpy_lacks_and_of_strided_views():
 
 
 def test_data_starts_and_tensors_lie_at_multiples_of_their_items():
-    data = write({"a": record(np.zeros(3, np.int8)), "b": record(np.zeros(3, np.float64)), "c": record(np.zeros(3, np.int16))})
+    data = write(
+        {"a": record(np.zeros(3, np.int8)), "b": record(np.zeros(3, np.float64)), "c": record(np.zeros(3, np.int16))}
+    )
     (size,) = struct.unpack_from("<Q", data)
     assert size % 8 == 0
     header = json.loads(data[8 : 8 + size])

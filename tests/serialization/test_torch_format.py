@@ -42,7 +42,9 @@ def describe(value: object) -> Described:
     if isinstance(value, ParameterRecord):
         record = value.tensor
         assert isinstance(record, TensorRecord)
-        moved = TensorRecord(record.dtype, record.shape, record.strides, record.offset, record.storage, value.requires_grad)
+        moved = TensorRecord(
+            record.dtype, record.shape, record.strides, record.offset, record.storage, value.requires_grad
+        )
         return TensorEntry(moved, True, value.state)
     return value if isinstance(value, (DtypeRecord, DeviceRecord, SizeRecord)) else None
 
@@ -83,7 +85,11 @@ def test_tensors_of_one_storage_share_it():
 def test_every_dtype_in_both_byte_orders(kind, dtype, byteorder):
     part = ITEM_BYTES[dtype] // (2 if dtype.startswith("complex") else 1)
     numbers = bytes(range(3 * ITEM_BYTES[dtype]))
-    stored = numbers if byteorder == "little" else b"".join(numbers[i : i + part][::-1] for i in range(0, len(numbers), part))
+    stored = (
+        numbers
+        if byteorder == "little"
+        else b"".join(numbers[i : i + part][::-1] for i in range(0, len(numbers), part))
+    )
     body = streams.tensor((3,), (1,), held=streams.storage(kind, numel=3))
     record = load(streams.archive(streams.protocol(body), {"0": stored}, byteorder=byteorder))
     assert record.dtype == dtype
@@ -92,7 +98,9 @@ def test_every_dtype_in_both_byte_orders(kind, dtype, byteorder):
 
 def test_untyped_storages_and_dtypes_given_apart():
     kind = streams.name("torch.storage", "UntypedStorage")
-    held = streams.items(streams.text("storage"), kind, streams.text("0"), streams.text("cpu"), streams.number(6)) + b"Q"
+    held = (
+        streams.items(streams.text("storage"), kind, streams.text("0"), streams.text("cpu"), streams.number(6)) + b"Q"
+    )
     hooks = streams.name("collections", "OrderedDict") + b")R"
     numbers = streams.number(1), streams.items(streams.number(2)), streams.items(streams.number(1))
     arguments = streams.items(held, *numbers, b"\x89", hooks, streams.name("torch", "uint16"))
@@ -146,7 +154,16 @@ def test_declared_sizes_must_match_the_archive(body, records, message):
 
 def test_errors_name_the_key_path():
     broken = streams.tensor((5,), (1,))
-    body = b"}" + streams.text("model") + b"}(" + streams.text("a") + streams.tensor((4,), (1,)) + streams.text("b") + broken + b"us"
+    body = (
+        b"}"
+        + streams.text("model")
+        + b"}("
+        + streams.text("a")
+        + streams.tensor((4,), (1,))
+        + streams.text("b")
+        + broken
+        + b"us"
+    )
     with pytest.raises(CheckpointError, match=r"inside \['model'\]\['b'\]"):
         load(streams.archive(streams.protocol(body), {"0": FLOATS}))
 
@@ -278,7 +295,9 @@ def test_header_and_directory_must_agree():
 
 
 # ---------------------------------------------------------------------- legacy
-def legacy(value: bytes, keys: list[str], storages: bytes, *, magic=legacy_format.MAGIC, protocol=1001, little=True) -> bytes:
+def legacy(
+    value: bytes, keys: list[str], storages: bytes, *, magic=legacy_format.MAGIC, protocol=1001, little=True
+) -> bytes:
     system = {"protocol_version": protocol, "little_endian": little, "type_sizes": {"short": 2, "int": 4, "long": 4}}
     head = b"".join(pickle.dumps(part, 2) for part in (magic, protocol, system))
     return head + streams.protocol(value) + pickle.dumps(keys, 2) + storages
@@ -290,7 +309,9 @@ def legacy_storage(view: bytes = b"N", numel: int = 4) -> bytes:
 
 
 def test_reads_a_legacy_stream_and_says_where_it_ends():
-    body = streams.items(streams.tensor((2, 2), (2, 1), held=legacy_storage()), streams.tensor((2,), (1,), 2, held=legacy_storage()))
+    body = streams.items(
+        streams.tensor((2, 2), (2, 1), held=legacy_storage()), streams.tensor((2,), (1,), 2, held=legacy_storage())
+    )
     data = legacy(body, ["94"], struct.pack("<q", 4) + FLOATS)
     (a, b), end = torch_format.read(data + b"another stream")
     assert end == len(data)
@@ -306,7 +327,9 @@ def test_legacy_storages_that_are_views():
     for part, message in [((1, 4), "view of storage"), ((0, 2), "must lie within its storage")]:
         view = streams.items(streams.text("v"), *map(streams.number, part))
         with pytest.raises(CheckpointError, match=message):
-            load(legacy(streams.tensor((2,), (1,), 1, held=legacy_storage(view)), ["94"], struct.pack("<q", 4) + FLOATS))
+            load(
+                legacy(streams.tensor((2,), (1,), 1, held=legacy_storage(view)), ["94"], struct.pack("<q", 4) + FLOATS)
+            )
 
 
 def test_legacy_streams_that_do_not_match_themselves():
@@ -364,7 +387,9 @@ def test_round_trip_of_every_dtype(dtype):
 
 def test_zero_sized_scalar_conjugate_and_expanded_tensors():
     empty, scalar = tensor("float32", (0, 3), b""), tensor("int64", (), bytes(8))
-    conjugate = TensorRecord("complex64", (2,), (1,), 0, tensor("complex64", (2,), bytes(16)).storage, True, True, False)
+    conjugate = TensorRecord(
+        "complex64", (2,), (1,), 0, tensor("complex64", (2,), bytes(16)).storage, True, True, False
+    )
     expanded = TensorRecord("float32", (1000, 4), (0, 1), 0, tensor("float32", (4,), FLOATS).storage)
     back = load(save([empty, scalar, conjugate, expanded]))
     assert [record.shape for record in back] == [(0, 3), (), (2,), (1000, 4)]
@@ -437,7 +462,9 @@ def test_two_slices_of_one_storage_are_both_right_and_stored_once():
     assert [r.tobytes() for r in back] == [a.tobytes(), b.tobytes()]
     assert back[0].storage is back[1].storage
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        assert [name for name in archive.namelist() if "/data/" in name and not name.endswith("id")] == ["archive/data/0"]
+        assert [name for name in archive.namelist() if "/data/" in name and not name.endswith("id")] == [
+            "archive/data/0"
+        ]
 
 
 def test_a_small_slice_of_a_large_storage_is_small_on_disk():
@@ -457,7 +484,12 @@ def test_aliases_stay_aliases():
 
 
 def test_a_column_of_a_matrix_is_packed_and_keeps_its_order():
-    for shape, strides, offset in [((100,), (100,), 7), ((10, 5, 3), (1000, 2, 30), 1), ((3, 5), (1, 100), 0), ((4, 1, 2), (0, 7, 50), 3)]:
+    for shape, strides, offset in [
+        ((100,), (100,), 7),
+        ((10, 5, 3), (1000, 2, 30), 1),
+        ((3, 5), (1, 100), 0),
+        ((4, 1, 2), (0, 7, 50), 3),
+    ]:
         (part,) = views("int32", 10_000, (shape, strides, offset))
         back = load(save([part]))[0]
         assert back.tobytes() == part.tobytes()
@@ -482,7 +514,9 @@ def test_one_storage_seen_as_two_dtypes():
     for value in ([whole, part, complex_part], [part, complex_part]):
         back = load(save(value))
         assert len({id(record.storage) for record in back}) == 1
-        assert [(record.dtype, record.tobytes()) for record in back] == [(record.dtype, record.tobytes()) for record in value]
+        assert [(record.dtype, record.tobytes()) for record in back] == [
+            (record.dtype, record.tobytes()) for record in value
+        ]
 
 
 def test_random_groups_of_views():

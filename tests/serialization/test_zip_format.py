@@ -99,7 +99,11 @@ def test_records_and_offsets_beyond_32_bits(tmp_path):
         writer.write("a/large", [zeros] * (size >> 20) + [b"tail!"])
         writer.write("a/after", [b"small"])
         writer.finish()
-    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as view:
+    with (
+        open(path, "rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
+        memoryview(mapped) as view,
+    ):
         reader = ZipReader(view)
         assert reader.entries["a/large"].size == size
         assert bytes(reader.read("a/after")) == b"small"

@@ -59,7 +59,13 @@ def q6_k(raw: np.ndarray) -> np.ndarray:
     return out
 
 
-MEANING: dict[str, Callable[[np.ndarray], np.ndarray]] = {"Q4_0": q4_0, "Q4_1": q4_1, "Q8_0": q8_0, "Q4_K": q4_k, "Q6_K": q6_k}
+MEANING: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "Q4_0": q4_0,
+    "Q4_1": q4_1,
+    "Q8_0": q8_0,
+    "Q4_K": q4_k,
+    "Q6_K": q6_k,
+}
 _HALVES = {"Q4_0": (0,), "Q4_1": (0, 2), "Q8_0": (0,), "Q4_K": (0, 2), "Q6_K": (208,)}
 
 
@@ -102,6 +108,8 @@ def quantise(name: str, weights: np.ndarray) -> np.ndarray:
     else:
         raw[:, 192:208] = 1
         parts = q.reshape(-1, 2, 4, 32)
-        raw[:, :128] = np.stack([parts[:, :, i] & 15 | (parts[:, :, i + 2] & 15) << 4 for i in (0, 1)], axis=2).reshape(-1, 128)
+        raw[:, :128] = np.stack([parts[:, :, i] & 15 | (parts[:, :, i + 2] & 15) << 4 for i in (0, 1)], axis=2).reshape(
+            -1, 128
+        )
         raw[:, 128:192] = sum((parts[:, :, i] >> 4) << (2 * i) for i in range(4)).reshape(-1, 64)
     return raw

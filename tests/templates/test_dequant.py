@@ -34,7 +34,9 @@ def test_equals_numpy_to_the_bit(name, cpu):
     raw = random_blocks(name, 3000, rng)
     with targets.override(cpu):
         out = unpack(name, raw)
-    assert np.array_equal(out.view(np.uint32) << 1, MEANING[name](raw).view(np.uint32) << 1)  # but for the sign of a zero
+    assert np.array_equal(
+        out.view(np.uint32) << 1, MEANING[name](raw).view(np.uint32) << 1
+    )  # but for the sign of a zero
 
 
 @pytest.mark.parametrize("name", BLOCK_FORMATS)
@@ -64,7 +66,10 @@ def test_quantised_weights_come_back(name):
     weights = np.random.default_rng(3).standard_normal((4, 512)).astype(np.float32)
     back = unpack(name, quantise(name, weights)).reshape(4, 512)
     levels = {"Q4_0": 7, "Q4_1": 15, "Q8_0": 127, "Q4_K": 15, "Q6_K": 31}[name]
-    assert np.abs(back - weights).max() < 1.02 * (np.ptp(weights) if name in ("Q4_1", "Q4_K") else np.abs(weights).max()) / levels
+    assert (
+        np.abs(back - weights).max()
+        < 1.02 * (np.ptp(weights) if name in ("Q4_1", "Q4_K") else np.abs(weights).max()) / levels
+    )
 
 
 def test_unknown_formats_are_refused():

@@ -231,7 +231,17 @@ def test_deep(dtype, rng):
     for m, n, k in ((1, 1, 70001), (5, 9, 12345), (40, 30, 8192)):
         a, b = operand(rng, (m, k), "row", dtype), operand(rng, (k, n), "row", dtype)
         old = np.ascontiguousarray(operand(rng, (m, n), "row", dtype))
-        check(a, b, dtype, threads=3, rng=rng, bias=operand(rng, (1, n), "row", dtype)[0], accumulate=True, old=old.copy(), out=old)
+        check(
+            a,
+            b,
+            dtype,
+            threads=3,
+            rng=rng,
+            bias=operand(rng, (1, n), "row", dtype)[0],
+            accumulate=True,
+            old=old.copy(),
+            out=old,
+        )
     check(operand(rng, (2, 3, 9000), "column", dtype), operand(rng, (9000, 4), "column", dtype), dtype)
 
 
@@ -315,7 +325,9 @@ def test_nan_and_inf_propagate(dtype, target, rng):
 
 
 @pytest.mark.parametrize("dtype", ("float32", "bfloat16"))
-@pytest.mark.parametrize("shape", [(64, 64, 64), (300, 500, 800), (1, 2000, 700), (8, 1000, 500), (2000, 5, 300), (3, 4, 40000)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(64, 64, 64), (300, 500, 800), (1, 2000, 700), (8, 1000, 500), (2000, 5, 300), (3, 4, 40000)], ids=str
+)
 def test_threads_change_nothing(dtype, shape, rng):
     m, n, k = shape
     a, b = operand(rng, (m, k), "row", dtype), operand(rng, (k, n), "column", dtype)

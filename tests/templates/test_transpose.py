@@ -23,7 +23,9 @@ def test_every_order_of_dims(dtype: str) -> None:
         x = (rng.random(shape) * 100).astype(dtype)
         t = flambeau.from_numpy(x)
         for order in itertools.permutations(range(len(shape))):
-            np.testing.assert_array_equal(t.permute(order).contiguous().numpy(), x.transpose(order), err_msg=f"{shape} {order}")
+            np.testing.assert_array_equal(
+                t.permute(order).contiguous().numpy(), x.transpose(order), err_msg=f"{shape} {order}"
+            )
         np.testing.assert_array_equal(t[..., 1:, :].mT.contiguous().numpy(), np.swapaxes(x[..., 1:, :], -1, -2))
 
 

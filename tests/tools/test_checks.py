@@ -59,8 +59,14 @@ def write(root: Path, **texts: str) -> Path:
         ({"kernel__a": "def f():\n    import llvmlite.binding\n"}, None),
         ({"kernel__a": "import numpy as np\nimport ctypes\n"}, None),
         ({"ir__a": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from flambeau.kernel import dsl\n"}, None),
-        ({"ir__a": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from flambeau.nn import x\n"}, "ir (layer 2) must not import"),
-        ({"ir__a": "from flambeau.ir import b\n", "ir__b": "from flambeau.ir.a import x\n"}, "in a circle: flambeau.ir.a, flambeau.ir.b"),
+        (
+            {"ir__a": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from flambeau.nn import x\n"},
+            "ir (layer 2) must not import",
+        ),
+        (
+            {"ir__a": "from flambeau.ir import b\n", "ir__b": "from flambeau.ir.a import x\n"},
+            "in a circle: flambeau.ir.a, flambeau.ir.b",
+        ),
         ({"ir__a": "from . import b\n", "ir__b": "x = 1\n"}, None),
     ],
 )
@@ -99,11 +105,19 @@ DOC = '"""Doc."""\n'
         ("schedule__a", DOC + "def f(op):\n    return op.name == 'sum'\n", "asks for an op by name"),
         ("schedule__a", DOC + "def f(node):\n    return node.op.name in ('sum', 'mean')\n", "asks for an op by name"),
         ("schedule__a", DOC + "def f(node):\n    return node.op is add\n", "asks for an op by name"),
-        ("schedule__a", DOC + "def f(op):\n    match op.name:\n        case 'sum':\n            pass\n", "asks for an op by name"),
+        (
+            "schedule__a",
+            DOC + "def f(op):\n    match op.name:\n        case 'sum':\n            pass\n",
+            "asks for an op by name",
+        ),
         ("schedule__a", DOC + "def f(op):\n    return op is None or op.kind is Kind.VIEW\n", None),
         ("schedule__a", DOC + "def f(node, other):\n    return node.op is other.op\n", None),
         ("operators__a", DOC + "def f(op):\n    return op.name == 'sum'\n", None),
-        ("core__a", DOC + "import os\nx = os.environ.get('FLAMBEAU_" + "X')\n", "settings are read in base/settings.py only"),
+        (
+            "core__a",
+            DOC + "import os\nx = os.environ.get('FLAMBEAU_" + "X')\n",
+            "settings are read in base/settings.py only",
+        ),
         ("core__a", DOC + "def f():\n    raise NotImplementedError\n", "wants its reason"),
         ("core__a", DOC + "def f():\n    raise NotImplementedError('f: no. Use g.')\n", None),
     ],
@@ -119,11 +133,15 @@ def test_files(tmp_path: Path, name: str, text: str, expected: str | None) -> No
 
 def test_reasons_for_long_files_do_not_outlive_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(files.LONG, "flambeau/core/gone.py", "because")
-    assert files.check_tree(write(tmp_path)) == ["tools/check_files.py: LONG lists flambeau/core/gone.py, which is short or gone"]
+    assert files.check_tree(write(tmp_path)) == [
+        "tools/check_files.py: LONG lists flambeau/core/gone.py, which is short or gone"
+    ]
 
 
 def test_every_package_has_a_layer_and_every_reason_a_package() -> None:
-    units = {path.stem for path in (ROOT / "flambeau").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    units = {
+        path.stem for path in (ROOT / "flambeau").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
+    }
     assert {unit for unit in units if layers.layer_of(unit) is None} == set()
     for importer, target in layers.SAME_LAYER:
         assert layers.layer_of(importer) == layers.layer_of(target)

@@ -31,7 +31,9 @@ def run_suite(folder: Path, text: str, *arguments: str, **environ: str) -> subpr
     (folder / "test_it.py").write_text(text)
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("FLAMBEAU_TEST_", "PYTEST_"))}
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", *arguments, str(folder)]
-    return subprocess.run(command, cwd=folder, env={**kept, "PYTHONPATH": str(ROOT), **environ}, capture_output=True, text=True)
+    return subprocess.run(
+        command, cwd=folder, env={**kept, "PYTHONPATH": str(ROOT), **environ}, capture_output=True, text=True
+    )
 
 
 def test_op_of_an_id() -> None:
@@ -40,7 +42,9 @@ def test_op_of_an_id() -> None:
 
 
 def test_sample_keeps_every_op_and_about_the_fraction() -> None:
-    derived = [(f"t.py::test[{op}-{n}]", op) for op in ("a", "b", "c") for n in range(1000)] + [("t.py::test[rare]", "rare")]
+    derived = [(f"t.py::test[{op}-{n}]", op) for op in ("a", "b", "c") for n in range(1000)] + [
+        ("t.py::test[rare]", "rare")
+    ]
     kept = sampled(derived, 0.1, "0")
     assert 220 < len(kept) < 380
     assert "t.py::test[rare]" in kept
@@ -108,7 +112,13 @@ def test_parity_is_counted_where_torch_is_missing(tmp_path: Path) -> None:
         "find = importlib.util.find_spec\n"
         "importlib.util.find_spec = lambda name, *rest: None if name == 'torch' else find(name, *rest)\n"
     )
-    done = run_suite(tmp_path, "def test_here(): pass\n", "-p", "hide_torch", PYTHONPATH=f"{ROOT}{os.pathsep}{_module(tmp_path, hide)}")
+    done = run_suite(
+        tmp_path,
+        "def test_here(): pass\n",
+        "-p",
+        "hide_torch",
+        PYTHONPATH=f"{ROOT}{os.pathsep}{_module(tmp_path, hide)}",
+    )
     assert "1 passed" in done.stdout, done.stdout + done.stderr
     assert "parity: 1 files left out, torch is not installed" in done.stdout
 

@@ -167,7 +167,16 @@ CASES = [
     ("MultiMarginLoss", (), [t(3, 5), t(3, kind="i")]),
     ("TripletMarginLoss", (), [t(3, 5), t(3, 5, seed=1), t(3, 5, seed=2)]),
     ("TripletMarginWithDistanceLoss", (), [t(3, 5), t(3, 5, seed=1), t(3, 5, seed=2)]),
-    ("CTCLoss", (), [np.log(PROBABILITIES[:, None].repeat(2, 1) / 5), np.array([[1, 2], [3, 3]]), np.array([3, 3]), np.array([2, 1])]),
+    (
+        "CTCLoss",
+        (),
+        [
+            np.log(PROBABILITIES[:, None].repeat(2, 1) / 5),
+            np.array([[1, 2], [3, 3]]),
+            np.array([3, 3]),
+            np.array([2, 1]),
+        ],
+    ),
     ("AdaptiveLogSoftmaxWithLoss", (8, 12, [3, 7], 2.0), [t(5, 8), t(5, kind="i", high=12)]),
     ("Dropout", (0.0,), [X3]),
     ("Dropout1d", (0.0,), [X3]),
@@ -204,7 +213,9 @@ def test_outputs_and_gradients_agree(name, args, inputs):
     left = [torch.from_numpy(x.copy()) for x in inputs]
     right = [fb.from_numpy(x.copy()) for x in inputs]
     inplace = bool(args) and args[0] is True
-    leaves = [i for i, x in enumerate(inputs) if x.dtype == np.float32 and not (i and name.endswith("Loss")) and not inplace]
+    leaves = [
+        i for i, x in enumerate(inputs) if x.dtype == np.float32 and not (i and name.endswith("Loss")) and not inplace
+    ]
     for i in leaves:
         left[i].requires_grad_()
         right[i].requires_grad_()
@@ -212,7 +223,9 @@ def test_outputs_and_gradients_agree(name, args, inputs):
     for x, y in zip(values(found), values(got)):
         np.testing.assert_allclose(y, x, rtol=2e-4, atol=2e-5)
     for key in a:
-        np.testing.assert_allclose(mine.state_dict()[key].numpy(), theirs.state_dict()[key].numpy(), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            mine.state_dict()[key].numpy(), theirs.state_dict()[key].numpy(), rtol=1e-5, atol=1e-6
+        )
     first, second = (x[0] if isinstance(x, tuple) else x for x in (found, got))
     if first.requires_grad:
         first.square().sum().backward()
@@ -231,7 +244,8 @@ def test_outputs_and_gradients_agree(name, args, inputs):
 
 
 @pytest.mark.parametrize(
-    "name", ["Linear", "Conv2d", "LSTM", "Embedding", "MultiheadAttention", "Bilinear", "ConvTranspose2d", "GRUCell", "PReLU"]
+    "name",
+    ["Linear", "Conv2d", "LSTM", "Embedding", "MultiheadAttention", "Bilinear", "ConvTranspose2d", "GRUCell", "PReLU"],
 )
 def test_initial_values_have_the_same_spread(name):
     args = {

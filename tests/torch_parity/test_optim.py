@@ -68,7 +68,9 @@ def train(framework, params, make, steps):
 
 
 @pytest.mark.parametrize(
-    "name, options", CASES, ids=lambda v: v if isinstance(v, str) else ",".join(f"{k}={x}" for k, x in v.items()) or "plain"
+    "name, options",
+    CASES,
+    ids=lambda v: v if isinstance(v, str) else ",".join(f"{k}={x}" for k, x in v.items()) or "plain",
 )
 def test_steps_agree(name, options):
     dtype = "float64" if name == "LBFGS" else "float32"
@@ -124,7 +126,9 @@ SCHEDULES = [
 
 def rates(m, name, options, steps=14):
     p = m.nn.Parameter(m.ones(2))
-    optimizer = m.optim.SGD([{"params": [p]}, {"params": [m.nn.Parameter(m.ones(1))], "lr": 0.05}], lr=0.1, momentum=0.9)
+    optimizer = m.optim.SGD(
+        [{"params": [p]}, {"params": [m.nn.Parameter(m.ones(1))], "lr": 0.05}], lr=0.1, momentum=0.9
+    )
     scheduler = getattr(m.optim.lr_scheduler, name)(optimizer, **options(m))
     found = []
     for _ in range(steps):
@@ -149,7 +153,9 @@ def composed(m, kind):
     L = m.optim.lr_scheduler
     if kind == "sequential":
         scheduler = L.SequentialLR(
-            optimizer, [L.LinearLR(optimizer, 0.1, total_iters=3), L.ExponentialLR(optimizer, 0.9), L.StepLR(optimizer, 2)], [3, 7]
+            optimizer,
+            [L.LinearLR(optimizer, 0.1, total_iters=3), L.ExponentialLR(optimizer, 0.9), L.StepLR(optimizer, 2)],
+            [3, 7],
         )
     else:
         scheduler = L.ChainedScheduler([L.ConstantLR(optimizer, 0.1, 3), L.ExponentialLR(optimizer, 0.9)])
@@ -172,7 +178,9 @@ def test_plateau_agrees(mode, threshold_mode):
     found = []
     for m in (torch, fb):
         optimizer = m.optim.SGD([m.nn.Parameter(m.ones(2))], lr=1.0)
-        scheduler = m.optim.lr_scheduler.ReduceLROnPlateau(optimizer, mode, 0.5, 2, 0.05, threshold_mode, cooldown=1, min_lr=0.1)
+        scheduler = m.optim.lr_scheduler.ReduceLROnPlateau(
+            optimizer, mode, 0.5, 2, 0.05, threshold_mode, cooldown=1, min_lr=0.1
+        )
         measures = [1.0, 0.9, 0.95, 0.92, 0.91, 0.9, 0.9, 0.9, 0.9, 0.9, 0.2, 0.2, 0.2, 0.2, 0.2, 1.5, 1.5, 1.5]
         found.append([])
         for x in measures:
@@ -188,7 +196,9 @@ def test_state_dicts_cross():
     mine = [fb.nn.Parameter(fb.from_numpy(p.detach().numpy().copy())) for p in theirs]
     b = fb.optim.AdamW(mine, lr=0.5)
     state = a.state_dict()
-    state["state"] = {i: {k: fb.from_numpy(np.array(v.numpy())) for k, v in s.items()} for i, s in state["state"].items()}
+    state["state"] = {
+        i: {k: fb.from_numpy(np.array(v.numpy())) for k, v in s.items()} for i, s in state["state"].items()
+    }
     b.load_state_dict(state)
     for params, optimizer in ((theirs, a), (mine, b)):
         for _ in range(2):

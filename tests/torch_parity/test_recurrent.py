@@ -36,7 +36,8 @@ OPTIONS = [
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize(
-    "kind, more", [("LSTM", {}), ("LSTM", {"proj_size": 3}), ("GRU", {}), ("RNN", {}), ("RNN", {"nonlinearity": "relu"})]
+    "kind, more",
+    [("LSTM", {}), ("LSTM", {"proj_size": 3}), ("GRU", {}), ("RNN", {}), ("RNN", {"nonlinearity": "relu"})],
 )
 @pytest.mark.parametrize("form", ["batch", "state", "unbatched", "packed"])
 def test_sequences(kind, more, options, form):
@@ -58,7 +59,9 @@ def test_sequences(kind, more, options, form):
         states = [s if kind == "LSTM" else s[0] for s in states]
     inputs = (a, b)
     if form == "packed":
-        inputs = tuple(m.nn.utils.rnn.pack_padded_sequence(v, [6, 2, 4], enforce_sorted=False) for m, v in ((torch, a), (fb, b)))
+        inputs = tuple(
+            m.nn.utils.rnn.pack_padded_sequence(v, [6, 2, 4], enforce_sorted=False) for m, v in ((torch, a), (fb, b))
+        )
     ya, sa = theirs(inputs[0], states[0])
     yb, sb = mine(inputs[1], states[1])
     if form == "packed":

@@ -8,7 +8,6 @@ import io
 import numpy as np
 import pytest
 import torch
-from flambeau.nn.parameter import Parameter
 
 import flambeau
 from flambeau import serialization
@@ -26,6 +25,7 @@ from flambeau.checkpoint.records import (
     TensorRecord,
 )
 from flambeau.interop import safetensors
+from flambeau.nn.parameter import Parameter
 
 FORMATS = pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
 
@@ -98,11 +98,21 @@ def test_reads_every_dtype(dtype, legacy):
 @FORMATS
 def test_reads_views_and_their_sharing(legacy):
     base = torch.arange(60.0).reshape(3, 4, 5)
-    value = {"t": base.transpose(0, 2), "row": base[1], "step": base[:, ::2, 1], "wide": base[:1].expand(7, 4, 5), "empty": base[:0]}
+    value = {
+        "t": base.transpose(0, 2),
+        "row": base[1],
+        "step": base[:, ::2, 1],
+        "wide": base[:1].expand(7, 4, 5),
+        "empty": base[:0],
+    }
     back = read(torch_bytes(value, legacy=legacy))
     assert len({id(record.storage) for record in back.values()}) == 1
     for name, tensor in value.items():
-        assert (back[name].shape, back[name].strides, back[name].offset) == (tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
+        assert (back[name].shape, back[name].strides, back[name].offset) == (
+            tuple(tensor.shape),
+            tensor.stride(),
+            tensor.storage_offset(),
+        )
         assert back[name].tobytes() == raw(tensor)
 
 
@@ -125,7 +135,12 @@ def test_reads_a_training_state(legacy):
     assert back["optimiser"]["param_groups"] == optimiser.state_dict()["param_groups"]
     assert all(isinstance(parameter, ParameterRecord) and parameter.requires_grad for parameter in back["parameters"])
     assert back["parameters"][0].tensor.storage is back["model"]["0.weight"].storage
-    assert (back["size"], back["dtype"], back["device"], back["loss"]) == ((1, 2), DtypeRecord("bfloat16"), DeviceRecord("cuda", 1), 0.5)
+    assert (back["size"], back["dtype"], back["device"], back["loss"]) == (
+        (1, 2),
+        DtypeRecord("bfloat16"),
+        DeviceRecord("cuda", 1),
+        0.5,
+    )
     assert isinstance(back["history"], ArrayRecord)
     assert np.array_equal(np.frombuffer(back["history"].data, np.float32).reshape(2, 3), state["history"])
 
@@ -223,7 +238,11 @@ def test_torch_reads_every_kind_of_value():
     for name, item in value.items():
         if isinstance(item, torch.Tensor):
             assert torch.equal(back[name], item)
-            assert (back[name].requires_grad, back[name].is_conj(), type(back[name])) == (item.requires_grad, item.is_conj(), type(item))
+            assert (back[name].requires_grad, back[name].is_conj(), type(back[name])) == (
+                item.requires_grad,
+                item.is_conj(),
+                type(item),
+            )
         elif name != "state":
             assert back[name] == item
             assert type(back[name]) is type(item)
@@ -271,7 +290,12 @@ def test_a_training_state_comes_over_and_goes_back():
     optimiser = torch.optim.AdamW(model.parameters(), 1e-3)
     model(torch.randn(5, 3)).sum().backward()
     optimiser.step()
-    state = {"model": model.state_dict(), "optimiser": optimiser.state_dict(), "parameter": model[0].weight, "size": torch.Size([2])}
+    state = {
+        "model": model.state_dict(),
+        "optimiser": optimiser.state_dict(),
+        "parameter": model[0].weight,
+        "size": torch.Size([2]),
+    }
     ours = serialization.load(io.BytesIO(torch_bytes(state)))
     assert isinstance(ours["parameter"], Parameter)
     assert ours["parameter"].requires_grad

@@ -26,7 +26,9 @@ def test_u152_nan_is_the_largest() -> None:
     values, places = x.topk(2)
     assert math.isnan(values.tolist()[0]) and values.tolist()[1] == 3.0 and places.tolist() == [1, 2]
     ordered, where = x.sort()
-    assert ordered.tolist()[:3] == [-2.0, 1.0, 3.0] and math.isnan(ordered.tolist()[3]) and where.tolist() == [3, 0, 2, 1]
+    assert (
+        ordered.tolist()[:3] == [-2.0, 1.0, 3.0] and math.isnan(ordered.tolist()[3]) and where.tolist() == [3, 0, 2, 1]
+    )
 
 
 def test_u154_empties() -> None:

@@ -47,7 +47,19 @@ from flambeau.kernel.vmath.orthogonal import (
     polynomial_shifted_chebyshev_w,
 )
 from flambeau.kernel.vmath.roots import cbrt, hypot, rsqrt, sqrt
-from flambeau.kernel.vmath.rounding import ceil, floor, floor_divide, fmod, frexp, ldexp, nextafter, remainder, round, round_decimals, trunc
+from flambeau.kernel.vmath.rounding import (
+    ceil,
+    floor,
+    floor_divide,
+    fmod,
+    frexp,
+    ldexp,
+    nextafter,
+    remainder,
+    round,
+    round_decimals,
+    trunc,
+)
 from flambeau.kernel.vmath.trigonometric import acos, asin, atan, atan2, cos, sin, tan
 
 __all__ = [

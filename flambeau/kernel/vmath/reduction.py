@@ -22,10 +22,29 @@ PI_F64 = tuple(float.fromhex(t) for t in ("0x1.921fb54442d18p+1", "0x1.1a6263314
 HUGE = (131072.0, 2.0**30)
 # Bits of 1 / (2 pi) behind 64 zeros
 INVERSE_TURN = (
-    0x0, 0x28BE60DB9391054A, 0x7F09D5F47D4D3770, 0x36D8A5664F10E410, 0x7F9458EAF7AEF158, 0x6DC91B8E909374B8, 0x1924BBA82746487,
-    0x3F877AC72C4A69CF, 0xBA208D7D4BAED121, 0x3A671C09AD17DF90, 0x4E64758E60D4CE7D, 0x272117E2EF7E4A0E, 0xC7FE25FFF7816603,
-    0xFBCBC462D6829B47, 0xDB4D9FB3C9F2C26D, 0xD3D18FD9A797FA8B, 0x5D49EEB1FAF97C5E, 0xCF41CE7DE294A4BA, 0x9AFED7EC47E35742,
-    0x1580CC11BF1EDAEA, 0xFC33EF0826BD0D87, 0x6A78E45857B986C2, 0x19666157C5281A10,
+    0x0,
+    0x28BE60DB9391054A,
+    0x7F09D5F47D4D3770,
+    0x36D8A5664F10E410,
+    0x7F9458EAF7AEF158,
+    0x6DC91B8E909374B8,
+    0x1924BBA82746487,
+    0x3F877AC72C4A69CF,
+    0xBA208D7D4BAED121,
+    0x3A671C09AD17DF90,
+    0x4E64758E60D4CE7D,
+    0x272117E2EF7E4A0E,
+    0xC7FE25FFF7816603,
+    0xFBCBC462D6829B47,
+    0xDB4D9FB3C9F2C26D,
+    0xD3D18FD9A797FA8B,
+    0x5D49EEB1FAF97C5E,
+    0xCF41CE7DE294A4BA,
+    0x9AFED7EC47E35742,
+    0x1580CC11BF1EDAEA,
+    0xFC33EF0826BD0D87,
+    0x6A78E45857B986C2,
+    0x19666157C5281A10,
 )
 
 
@@ -111,7 +130,9 @@ def _payne_hanek(k: Function) -> Function:
         size = size << (zeros & 127)
         high = (size >> 75).to(i64).to(f64)
         low = ((size >> 22) & ((1 << 53) - 1)).to(i64).to(f64) * 2.0**-53
-        scale = ((f.const(i64, 1023 - 53) - zeros.to(i64)) << 52).bitcast(f64) * f.select(halves.eq(2), 0.5, f.const(f64, 1.0))
+        scale = ((f.const(i64, 1023 - 53) - zeros.to(i64)) << 52).bitcast(f64) * f.select(
+            halves.eq(2), 0.5, f.const(f64, 1.0)
+        )
         scale = f.select(negative, -scale, scale)
         product = high * PI_F64[0]
         error = f.fma(high, PI_F64[0], -product) + f.fma(low, PI_F64[0], high * PI_F64[1])

@@ -45,7 +45,9 @@ def cbrt(k: Function, x: Value) -> Value:
     third, biased = round_to_integer(k, n, 1.0 / 3.0, EXPONENT_BIAS["double"])
     rest = k.fma(third, -3.0, n)  # -1, 0 or 1
     m = f + 1.0
-    m = m * k.select(rest > 0.5, k.const(m.type, 2.0), k.select(rest < -0.5, k.const(m.type, 0.5), k.const(m.type, 1.0)))
+    m = m * k.select(
+        rest > 0.5, k.const(m.type, 2.0), k.select(rest < -0.5, k.const(m.type, 0.5), k.const(m.type, 1.0))
+    )
     z = polynomial(k, m, INVERSE_CBRT)
     for series in ((1.0 / 3.0, 2.0 / 9.0, 14.0 / 81.0), (1.0 / 3.0, 2.0 / 9.0)):
         h = k.fma(-m * z, z * z, 1.0)  # z (1 - h)^(-1/3)

@@ -115,7 +115,9 @@ def frexp(k: Function, x: Value) -> tuple[Value, Value]:
     pattern = bits(k.select(tiny, x * 2.0**shift, x))
     field = pattern.lshr(shift) & (2 * bias + 1)
     mantissa = from_bits(k, (pattern & ~((2 * bias + 1) << shift)) | ((bias - 1) << shift))
-    exponent = field.to(i32) - k.select(tiny, k.const(i32.like(x.type), bias - 1 + shift), k.const(i32.like(x.type), bias - 1))
+    exponent = field.to(i32) - k.select(
+        tiny, k.const(i32.like(x.type), bias - 1 + shift), k.const(i32.like(x.type), bias - 1)
+    )
     return k.select(ordinary, mantissa, x), k.select(ordinary, exponent, k.const(exponent.type, 0))
 
 

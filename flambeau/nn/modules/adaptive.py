@@ -64,7 +64,8 @@ class AdaptiveLogSoftmaxWithLoss(Module):
             width = int(in_features // (div_value ** (i + 1)))
             self.tail.append(
                 Sequential(
-                    Linear(in_features, width, bias=False, **made), Linear(width, self.cutoffs[i + 1] - self.cutoffs[i], bias=False, **made)
+                    Linear(in_features, width, bias=False, **made),
+                    Linear(width, self.cutoffs[i + 1] - self.cutoffs[i], bias=False, **made),
                 )
             )
 
@@ -80,10 +81,14 @@ class AdaptiveLogSoftmaxWithLoss(Module):
             if input.size(0) != target.size(0):
                 raise RuntimeError("Input and target should have the same size in the batch dimension.")
             if input.dim() != 2:
-                raise RuntimeError("1D target tensor expects 2D input tensors, but found inputs with size", input.size())
+                raise RuntimeError(
+                    "1D target tensor expects 2D input tensors, but found inputs with size", input.size()
+                )
         elif target.dim() == 0:
             if input.dim() != 1:
-                raise RuntimeError("0D target tensor expects 1D input tensors, but found inputs with size", input.size())
+                raise RuntimeError(
+                    "0D target tensor expects 1D input tensors, but found inputs with size", input.size()
+                )
         else:
             raise RuntimeError("0D or 1D target tensor expected, multi-target not supported")
         batched = target.dim() > 0
@@ -101,7 +106,9 @@ class AdaptiveLogSoftmaxWithLoss(Module):
             if rows.numel() == 0:
                 continue
             tail = F.log_softmax(self.tail[i](input.index_select(0, rows)), 1)
-            output = output.index_add(0, rows, tail.gather(1, (target.index_select(0, rows) - low).unsqueeze(1)).squeeze(1))
+            output = output.index_add(
+                0, rows, tail.gather(1, (target.index_select(0, rows) - low).unsqueeze(1)).squeeze(1)
+            )
             place = place.index_fill(0, rows, self.shortlist_size + i)
         output = output + head.gather(1, place.unsqueeze(1)).squeeze(1)
         loss = (-output).mean()

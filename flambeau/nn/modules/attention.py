@@ -39,7 +39,9 @@ class MultiheadAttention(Module):
         dtype: Any = None,
     ):
         if embed_dim <= 0 or num_heads <= 0:
-            raise ValueError(f"embed_dim and num_heads must be greater than 0, got embed_dim={embed_dim} and num_heads={num_heads} instead")
+            raise ValueError(
+                f"embed_dim and num_heads must be greater than 0, got embed_dim={embed_dim} and num_heads={num_heads} instead"
+            )
         super().__init__()
         made = {"device": device, "dtype": dtype}
         self.embed_dim = embed_dim
@@ -70,7 +72,11 @@ class MultiheadAttention(Module):
         self._reset_parameters()
 
     def _reset_parameters(self) -> None:
-        weights = (self.in_proj_weight,) if self._qkv_same_embed_dim else (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
+        weights = (
+            (self.in_proj_weight,)
+            if self._qkv_same_embed_dim
+            else (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
+        )
         for w in weights:
             init.xavier_uniform_(w)
         if self.in_proj_bias is not None:
@@ -136,13 +142,17 @@ class MultiheadAttention(Module):
             output = output.transpose(1, 0)
         return output, weights
 
-    def merge_masks(self, attn_mask: Tensor | None, key_padding_mask: Tensor | None, query: Tensor) -> tuple[Tensor | None, int | None]:
+    def merge_masks(
+        self, attn_mask: Tensor | None, key_padding_mask: Tensor | None, query: Tensor
+    ) -> tuple[Tensor | None, int | None]:
         """(one mask for both, its type: 0 attention, 1 padding, 2 merged)."""
         merged, kind = key_padding_mask, 1 if key_padding_mask is not None else None
         if attn_mask is None:
             return merged, kind
         batch, length = query.shape[:2]
-        attn = attn_mask.view(batch, -1, length, length) if attn_mask.dim() == 3 else attn_mask.view(1, 1, length, length)
+        attn = (
+            attn_mask.view(batch, -1, length, length) if attn_mask.dim() == 3 else attn_mask.view(1, 1, length, length)
+        )
         merged = attn.expand(batch, self.num_heads, -1, -1)
         if key_padding_mask is not None:
             merged = merged + key_padding_mask.view(batch, 1, 1, length).expand(-1, self.num_heads, -1, -1)

@@ -14,7 +14,15 @@ from flambeau.nn.modules.module import Module
 from flambeau.nn.parameter import Parameter, UninitializedBuffer, UninitializedParameter
 from flambeau.tape.grad_mode import no_grad
 
-__all__ = ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "LazyBatchNorm1d", "LazyBatchNorm2d", "LazyBatchNorm3d", "SyncBatchNorm"]
+__all__ = [
+    "BatchNorm1d",
+    "BatchNorm2d",
+    "BatchNorm3d",
+    "LazyBatchNorm1d",
+    "LazyBatchNorm2d",
+    "LazyBatchNorm3d",
+    "SyncBatchNorm",
+]
 
 
 class _NormBase(Module):
@@ -38,12 +46,18 @@ class _NormBase(Module):
         super().__init__()
         self.num_features, self.eps, self.momentum = num_features, eps, momentum
         self.affine, self.track_running_stats = affine, track_running_stats
-        self.register_parameter("weight", Parameter(empty(num_features, device=device, dtype=dtype)) if affine else None)
-        self.register_parameter("bias", Parameter(empty(num_features, device=device, dtype=dtype)) if affine and bias else None)
+        self.register_parameter(
+            "weight", Parameter(empty(num_features, device=device, dtype=dtype)) if affine else None
+        )
+        self.register_parameter(
+            "bias", Parameter(empty(num_features, device=device, dtype=dtype)) if affine and bias else None
+        )
         for name in ("running_mean", "running_var"):
             make = zeros if name == "running_mean" else ones
             self.register_buffer(name, make(num_features, device=device, dtype=dtype) if track_running_stats else None)
-        self.register_buffer("num_batches_tracked", zeros((), dtype=int64, device=device) if track_running_stats else None)
+        self.register_buffer(
+            "num_batches_tracked", zeros((), dtype=int64, device=device) if track_running_stats else None
+        )
         self.reset_parameters()
 
     def reset_running_stats(self) -> None:
@@ -74,7 +88,9 @@ class _NormBase(Module):
         if (version is None or version < 2) and self.track_running_stats:
             key = prefix + "num_batches_tracked"
             if key not in state_dict:  # files from before version 2 have no count
-                state_dict[key] = self.num_batches_tracked if self.num_batches_tracked is not None else zeros((), dtype=int64)
+                state_dict[key] = (
+                    self.num_batches_tracked if self.num_batches_tracked is not None else zeros((), dtype=int64)
+                )
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)
 
 
@@ -88,7 +104,9 @@ class _BatchNorm(_NormBase):
             if self.momentum is None:  # the average over all batches so far
                 factor = 1.0 / float(self.num_batches_tracked)
         by_batch = self.training or (self.running_mean is None and self.running_var is None)
-        mean, var = (self.running_mean, self.running_var) if not self.training or self.track_running_stats else (None, None)
+        mean, var = (
+            (self.running_mean, self.running_var) if not self.training or self.track_running_stats else (None, None)
+        )
         return F.batch_norm(input, mean, var, self.weight, self.bias, by_batch, factor, self.eps)
 
 

@@ -213,7 +213,9 @@ def _pairs(name: str, values: Any) -> Iterable[tuple[str, Any]]:
     if isinstance(values, Mapping) or hasattr(values, "items"):
         return values.items()
     if not isinstance(values, Iterable):
-        raise TypeError(f"{name}.update should be called with an iterable of key/value pairs, but got {type(values).__name__}")
+        raise TypeError(
+            f"{name}.update should be called with an iterable of key/value pairs, but got {type(values).__name__}"
+        )
     pairs = []
     for i, pair in enumerate(values):
         if not isinstance(pair, Iterable):
@@ -359,7 +361,9 @@ class ParameterDict(Module):
     @staticmethod
     def _name(key: Any) -> str:
         if not isinstance(key, str):
-            raise TypeError(f"Index given to ParameterDict cannot be used as a key as it is not a string (type is '{type(key).__name__}').")
+            raise TypeError(
+                f"Index given to ParameterDict cannot be used as a key as it is not a string (type is '{type(key).__name__}')."
+            )
         return key
 
     def __setitem__(self, key: str, value: Any) -> None:

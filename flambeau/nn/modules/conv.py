@@ -81,7 +81,12 @@ class _ConvNd(Module):
             )
         self.in_channels, self.out_channels, self.kernel_size = in_channels, out_channels, kernel_size
         self.stride, self.padding, self.dilation = stride, padding, dilation
-        self.transposed, self.output_padding, self.groups, self.padding_mode = transposed, output_padding, groups, padding_mode
+        self.transposed, self.output_padding, self.groups, self.padding_mode = (
+            transposed,
+            output_padding,
+            groups,
+            padding_mode,
+        )
         self._reversed_padding_repeated_twice = self._edge_padding()
         shape = (in_channels, out_channels // groups) if transposed else (out_channels, in_channels // groups)
         self.weight = Parameter(empty((*shape, *kernel_size), device=device, dtype=dtype))
@@ -243,7 +248,12 @@ class _ConvTransposeNd(_ConvNd):
             )
         extra = []
         for d in range(n):
-            least = (input.shape[d + lead] - 1) * self.stride[d] - 2 * self.padding[d] + self.dilation[d] * (self.kernel_size[d] - 1) + 1
+            least = (
+                (input.shape[d + lead] - 1) * self.stride[d]
+                - 2 * self.padding[d]
+                + self.dilation[d] * (self.kernel_size[d] - 1)
+                + 1
+            )
             if not least <= wanted[d] <= least + self.stride[d] - 1:
                 raise ValueError(
                     f"requested an output size of {wanted}, but valid sizes at dim {d} range from {least} to {least + self.stride[d] - 1} "
@@ -255,7 +265,14 @@ class _ConvTransposeNd(_ConvNd):
     def forward(self, input: Tensor, output_size: Any = None) -> Tensor:
         function = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[self.spatial - 1]
         return function(
-            input, self.weight, self.bias, self.stride, self.padding, self._output_padding(input, output_size), self.groups, self.dilation
+            input,
+            self.weight,
+            self.bias,
+            self.stride,
+            self.padding,
+            self._output_padding(input, output_size),
+            self.groups,
+            self.dilation,
         )
 
 
@@ -345,7 +362,9 @@ class _LazyConvTranspose(_LazyConvXdMixin):
         device: Any = None,
         dtype: Any = None,
     ):
-        super().__init__(0, 0, kernel_size, stride, padding, output_padding, groups, False, dilation, padding_mode, device, dtype)
+        super().__init__(
+            0, 0, kernel_size, stride, padding, output_padding, groups, False, dilation, padding_mode, device, dtype
+        )
         self._make_lazy(out_channels, bias, device, dtype)
 
 

@@ -33,7 +33,9 @@ class RemovableHandle:
         self.remove()
 
 
-def register(table: OrderedDict, hook: Callable, prepend: bool = False, marks: tuple[dict, ...] = ()) -> RemovableHandle:
+def register(
+    table: OrderedDict, hook: Callable, prepend: bool = False, marks: tuple[dict, ...] = ()
+) -> RemovableHandle:
     """Put a hook into a table (first with `prepend`), with its id in each table of marks."""
     if not callable(hook):
         raise TypeError(message("register_hook", "a hook must be callable", type(hook).__name__))

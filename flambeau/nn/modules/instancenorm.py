@@ -8,7 +8,14 @@ from flambeau._tensor import Tensor
 from flambeau.nn import functional as F
 from flambeau.nn.modules.batchnorm import _LazyNormBase, _NormBase
 
-__all__ = ["InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d", "LazyInstanceNorm1d", "LazyInstanceNorm2d", "LazyInstanceNorm3d"]
+__all__ = [
+    "InstanceNorm1d",
+    "InstanceNorm2d",
+    "InstanceNorm3d",
+    "LazyInstanceNorm1d",
+    "LazyInstanceNorm2d",
+    "LazyInstanceNorm3d",
+]
 
 
 class _InstanceNorm(_NormBase):
@@ -57,7 +64,14 @@ class _InstanceNorm(_NormBase):
         return self._apply_norm(input)
 
     def _load_from_state_dict(
-        self, state_dict: dict, prefix: str, local_metadata: dict, strict: bool, missing_keys: list, unexpected_keys: list, error_msgs: list
+        self,
+        state_dict: dict,
+        prefix: str,
+        local_metadata: dict,
+        strict: bool,
+        missing_keys: list,
+        unexpected_keys: list,
+        error_msgs: list,
     ) -> None:
         if local_metadata.get("version", None) is None and not self.track_running_stats:
             stale = [prefix + name for name in ("running_mean", "running_var") if prefix + name in state_dict]
@@ -68,7 +82,9 @@ class _InstanceNorm(_NormBase):
                 )
                 for key in stale:
                     state_dict.pop(key)
-        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
 
 
 class InstanceNorm1d(_InstanceNorm):

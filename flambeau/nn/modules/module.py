@@ -23,6 +23,7 @@ from flambeau.base.errors import message
 from flambeau.core.device import device as Device
 from flambeau.core.dtype import BY_NAME
 from flambeau.core.dtype import dtype as DType
+from flambeau.factories import empty
 from flambeau.nn.modules import state
 from flambeau.nn.modules.backward_hooks import BackwardHook
 from flambeau.nn.modules.epoch import epoch
@@ -127,7 +128,9 @@ class Module:
         parameters = d.get("_parameters")
         if parameters is not None and name in parameters:
             if value is not None:
-                raise TypeError(f"cannot assign '{_typename(value)}' as parameter '{name}' (torch.nn.Parameter or None expected)")
+                raise TypeError(
+                    f"cannot assign '{_typename(value)}' as parameter '{name}' (torch.nn.Parameter or None expected)"
+                )
             self.register_parameter(name, value)
             return
         modules = d.get("_modules")
@@ -139,13 +142,17 @@ class Module:
             return
         if modules is not None and name in modules:
             if value is not None:
-                raise TypeError(f"cannot assign '{_typename(value)}' as child module '{name}' (torch.nn.Module or None expected)")
+                raise TypeError(
+                    f"cannot assign '{_typename(value)}' as child module '{name}' (torch.nn.Module or None expected)"
+                )
             modules[name] = apply_registration(GLOBAL.module_registration, self, name, value)
             return
         buffers = d.get("_buffers")
         if buffers is not None and (name in buffers or isinstance(value, Buffer)):
             if value is not None and not isinstance(value, Tensor):
-                raise TypeError(f"cannot assign '{_typename(value)}' as buffer '{name}' (torch.nn.Buffer, torch.Tensor or None expected)")
+                raise TypeError(
+                    f"cannot assign '{_typename(value)}' as buffer '{name}' (torch.nn.Buffer, torch.Tensor or None expected)"
+                )
             if isinstance(value, Buffer):
                 self._forget(name, ("_parameters", "_modules"))
                 self.register_buffer(name, value, value.persistent)
@@ -194,7 +201,11 @@ class Module:
         if not isinstance(name, str):
             raise TypeError(f"{what} name should be a string. Got {_typename(name)}")
         if "." in name:
-            raise KeyError(f'{what} name can\'t contain ".", got: {name}' if what == "module" else f'{what} name can\'t contain "."')
+            raise KeyError(
+                f'{what} name can\'t contain ".", got: {name}'
+                if what == "module"
+                else f'{what} name can\'t contain "."'
+            )
         if name == "":
             raise KeyError(f'{what} name can\'t be empty string ""')
         if hasattr(self, name) and name not in self.__dict__[table]:
@@ -204,7 +215,9 @@ class Module:
         """Add a parameter under a name (None: a place for one). Raises: KeyError for a name taken, TypeError for other values."""
         self._check_name("parameter", name, "_parameters")
         if param is not None and not isinstance(param, Parameter):
-            raise TypeError(f"cannot assign '{_typename(param)}' object to parameter '{name}' (torch.nn.Parameter or None required)")
+            raise TypeError(
+                f"cannot assign '{_typename(param)}' object to parameter '{name}' (torch.nn.Parameter or None required)"
+            )
         if param is not None and param.node is not None:
             raise ValueError(
                 f"Cannot assign non-leaf Tensor to parameter '{name}'. Model parameters must be created explicitly. To express '{name}' "
@@ -212,13 +225,17 @@ class Module:
                 f"function of another Tensor, compute the value in the forward() method."
             )
         epoch.value += 1
-        self._parameters[name] = apply_registration(GLOBAL.parameter_registration, self, name, param) if param is not None else None
+        self._parameters[name] = (
+            apply_registration(GLOBAL.parameter_registration, self, name, param) if param is not None else None
+        )
 
     def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
         """Add a tensor that is state but no parameter; `persistent` ones are in the state dict."""
         self._check_name("buffer", name, "_buffers")
         if tensor is not None and not isinstance(tensor, Tensor):
-            raise TypeError(f"cannot assign '{_typename(tensor)}' object to buffer '{name}' (torch Tensor or None required)")
+            raise TypeError(
+                f"cannot assign '{_typename(tensor)}' object to buffer '{name}' (torch Tensor or None required)"
+            )
         epoch.value += 1
         self._buffers[name] = apply_registration(GLOBAL.buffer_registration, self, name, tensor)
         if persistent:
@@ -290,7 +307,13 @@ class Module:
         compiled = d.get("_compiled_call_impl")
         if compiled is not None:
             return compiled(*args, **kwargs)
-        if not (d["_forward_pre_hooks"] or d["_forward_hooks"] or d["_backward_hooks"] or d["_backward_pre_hooks"] or GLOBAL.any_call()):
+        if not (
+            d["_forward_pre_hooks"]
+            or d["_forward_hooks"]
+            or d["_backward_hooks"]
+            or d["_backward_pre_hooks"]
+            or GLOBAL.any_call()
+        ):
             return self.forward(*args, **kwargs)
         return self._call_with_hooks(args, kwargs)
 
@@ -337,7 +360,9 @@ class Module:
                 if not isinstance(changed, tuple) or len(changed) != 2:
                     raise RuntimeError(
                         message(
-                            "forward_pre_hook", "a hook with kwargs must return None or a tuple of (new_args, new_kwargs)", str(changed)
+                            "forward_pre_hook",
+                            "a hook with kwargs must return None or a tuple of (new_args, new_kwargs)",
+                            str(changed),
                         )
                     )
                 args, kwargs = changed
@@ -365,24 +390,32 @@ class Module:
 
     def _watch_node(self, result: Any, hooks: list) -> None:
         while not isinstance(result, Tensor):
-            result = next(v for v in result.values() if isinstance(v, Tensor)) if isinstance(result, dict) else result[0]
+            result = (
+                next(v for v in result.values() if isinstance(v, Tensor)) if isinstance(result, dict) else result[0]
+            )
         node = result.grad_fn
         if node is not None:
             for hook in hooks:
                 node.register_hook(lambda gi, go, hook=hook: hook(self, gi, go))
 
     # ------------------------------------------------------------------ hooks
-    def register_forward_pre_hook(self, hook: Callable, *, prepend: bool = False, with_kwargs: bool = False) -> RemovableHandle:
+    def register_forward_pre_hook(
+        self, hook: Callable, *, prepend: bool = False, with_kwargs: bool = False
+    ) -> RemovableHandle:
         """hook(module, args[, kwargs]) before forward; may return other arguments."""
         epoch.value += 1
-        return register(self._forward_pre_hooks, hook, prepend, (self._forward_pre_hooks_with_kwargs,) if with_kwargs else ())
+        return register(
+            self._forward_pre_hooks, hook, prepend, (self._forward_pre_hooks_with_kwargs,) if with_kwargs else ()
+        )
 
     def register_forward_hook(
         self, hook: Callable, *, prepend: bool = False, with_kwargs: bool = False, always_call: bool = False
     ) -> RemovableHandle:
         """hook(module, args[, kwargs], output) after forward; may return another output."""
         epoch.value += 1
-        marks = ((self._forward_hooks_with_kwargs,) if with_kwargs else ()) + ((self._forward_hooks_always_called,) if always_call else ())
+        marks = ((self._forward_hooks_with_kwargs,) if with_kwargs else ()) + (
+            (self._forward_hooks_always_called,) if always_call else ()
+        )
         return register(self._forward_hooks, hook, prepend, marks)
 
     def register_backward_hook(self, hook: Callable) -> RemovableHandle:
@@ -432,7 +465,9 @@ class Module:
         return register(self._load_state_dict_post_hooks, hook)
 
     # ------------------------------------------------------------------ state dicts
-    def state_dict(self, *args: Any, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> dict[str, Any]:
+    def state_dict(
+        self, *args: Any, destination: Any = None, prefix: str = "", keep_vars: bool = False
+    ) -> dict[str, Any]:
         """Parameters and persistent buffers by dotted name, detached unless `keep_vars`."""
         if args:
             destination, prefix, keep_vars = (*args, *(destination, prefix, keep_vars)[len(args) :])
@@ -442,11 +477,20 @@ class Module:
         state.save_own(self, destination, prefix, keep_vars)
 
     def _load_from_state_dict(
-        self, state_dict: dict, prefix: str, local_metadata: dict, strict: bool, missing_keys: list, unexpected_keys: list, error_msgs: list
+        self,
+        state_dict: dict,
+        prefix: str,
+        local_metadata: dict,
+        strict: bool,
+        missing_keys: list,
+        unexpected_keys: list,
+        error_msgs: list,
     ) -> None:
         state.load_own(self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> _IncompatibleKeys:
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> _IncompatibleKeys:
         """Copy values (or, with `assign`, take the tensors) by name. Returns the missing and unexpected keys.
 
         Raises: RuntimeError listing every key that does not fit, and with `strict` those missing or unexpected.
@@ -455,11 +499,15 @@ class Module:
 
     def get_extra_state(self) -> Any:
         """State beside tensors that goes into the state dict. Subclasses define it together with `set_extra_state`."""
-        raise RuntimeError("Reached a code path in Module.get_extra_state() that should never be called: define it in the subclass.")
+        raise RuntimeError(
+            "Reached a code path in Module.get_extra_state() that should never be called: define it in the subclass."
+        )
 
     def set_extra_state(self, state: Any) -> None:
         """Take what `get_extra_state` gave."""
-        raise RuntimeError("Reached a code path in Module.set_extra_state() that should never be called: define it in the subclass.")
+        raise RuntimeError(
+            "Reached a code path in Module.set_extra_state() that should never be called: define it in the subclass."
+        )
 
     # ------------------------------------------------------------------ walking
     def _named_members(
@@ -480,7 +528,9 @@ class Module:
         for _, p in self.named_parameters(recurse=recurse):
             yield p
 
-    def named_parameters(self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True) -> Iterator[tuple[str, Parameter]]:
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Parameter]]:
         """(dotted name, parameter) pairs."""
         yield from self._named_members(lambda m: m._parameters.items(), prefix, recurse, remove_duplicate)
 
@@ -489,7 +539,9 @@ class Module:
         for _, b in self.named_buffers(recurse=recurse):
             yield b
 
-    def named_buffers(self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True) -> Iterator[tuple[str, Tensor]]:
+    def named_buffers(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Tensor]]:
         """(dotted name, buffer) pairs."""
         yield from self._named_members(lambda m: m._buffers.items(), prefix, recurse, remove_duplicate)
 
@@ -511,7 +563,9 @@ class Module:
         for _, m in self.named_modules():
             yield m
 
-    def named_modules(self, memo: set | None = None, prefix: str = "", remove_duplicate: bool = True) -> Iterator[tuple[str, Module]]:
+    def named_modules(
+        self, memo: set | None = None, prefix: str = "", remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Module]]:
         """(dotted name, module) pairs, this one first."""
         memo = set() if memo is None else memo
         if self in memo:
@@ -578,8 +632,6 @@ class Module:
 
     def to_empty(self, *, device: Any, recurse: bool = True) -> Module:
         """Parameters and buffers with fresh memory on a device, values not set."""
-        from flambeau.factories import empty
-
         return self._apply(lambda t: empty(tuple(t.shape), dtype=t.dtype, device=device), recurse=recurse)
 
     def type(self, dst_type: DType | str) -> Module:
@@ -684,7 +736,9 @@ def register_module_forward_pre_hook(hook: Callable) -> RemovableHandle:
     return register(GLOBAL.forward_pre, hook)
 
 
-def register_module_forward_hook(hook: Callable, *, with_kwargs: bool = False, always_call: bool = False) -> RemovableHandle:
+def register_module_forward_hook(
+    hook: Callable, *, with_kwargs: bool = False, always_call: bool = False
+) -> RemovableHandle:
     """hook(module, args[, kwargs], output) after the forward of any module."""
     marks = ((GLOBAL.forward_with_kwargs,) if with_kwargs else ()) + ((GLOBAL.forward_always,) if always_call else ())
     return register(GLOBAL.forward, hook, marks=marks)

@@ -57,7 +57,13 @@ class _MaxPoolNd(Module):
     def forward(self, input: Tensor) -> Any:
         function = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[self.spatial - 1]
         return function(
-            input, self.kernel_size, self.stride, self.padding, self.dilation, ceil_mode=self.ceil_mode, return_indices=self.return_indices
+            input,
+            self.kernel_size,
+            self.stride,
+            self.padding,
+            self.dilation,
+            ceil_mode=self.ceil_mode,
+            return_indices=self.return_indices,
         )
 
     def extra_repr(self) -> str:
@@ -126,7 +132,14 @@ class AvgPool1d(Module):
 
     __constants__ = ["kernel_size", "stride", "padding", "ceil_mode", "count_include_pad"]
 
-    def __init__(self, kernel_size: Any, stride: Any = None, padding: Any = 0, ceil_mode: bool = False, count_include_pad: bool = True):
+    def __init__(
+        self,
+        kernel_size: Any,
+        stride: Any = None,
+        padding: Any = 0,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+    ):
         super().__init__()
         self.kernel_size = _ntuple(kernel_size, 1)
         self.stride = _ntuple(stride if stride is not None else self.kernel_size, 1)
@@ -154,12 +167,24 @@ class _AvgPoolNd(Module):
         divisor_override: int | None = None,
     ):
         super().__init__()
-        self.kernel_size, self.stride, self.padding = kernel_size, stride if stride is not None else kernel_size, padding
+        self.kernel_size, self.stride, self.padding = (
+            kernel_size,
+            stride if stride is not None else kernel_size,
+            padding,
+        )
         self.ceil_mode, self.count_include_pad, self.divisor_override = ceil_mode, count_include_pad, divisor_override
 
     def forward(self, input: Tensor) -> Tensor:
         function = F.avg_pool2d if self.spatial == 2 else F.avg_pool3d
-        return function(input, self.kernel_size, self.stride, self.padding, self.ceil_mode, self.count_include_pad, self.divisor_override)
+        return function(
+            input,
+            self.kernel_size,
+            self.stride,
+            self.padding,
+            self.ceil_mode,
+            self.count_include_pad,
+            self.divisor_override,
+        )
 
     def extra_repr(self) -> str:
         return f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}"
@@ -204,7 +229,12 @@ class _FractionalMaxPool(Module):
     def forward(self, input: Tensor) -> Any:
         function = F.fractional_max_pool2d if self.spatial == 2 else F.fractional_max_pool3d
         return function(
-            input, self.kernel_size, self.output_size, self.output_ratio, self.return_indices, _random_samples=self._random_samples
+            input,
+            self.kernel_size,
+            self.output_size,
+            self.output_ratio,
+            self.return_indices,
+            _random_samples=self._random_samples,
         )
 
 
@@ -263,7 +293,9 @@ class _AdaptiveAvgPoolNd(Module):
         self.output_size = output_size
 
     def forward(self, input: Tensor) -> Tensor:
-        return (F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d)[self.spatial - 1](input, self.output_size)
+        return (F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d)[self.spatial - 1](
+            input, self.output_size
+        )
 
     def extra_repr(self) -> str:
         return f"output_size={self.output_size}"

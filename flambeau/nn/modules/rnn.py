@@ -26,7 +26,17 @@ def apply_permutation(tensor: Tensor, permutation: Tensor, dim: int = 1) -> Tens
 class RNNBase(Module):
     """What RNN, LSTM and GRU share. Parameters by layer and direction: weight_ih_l0, weight_hh_l0, bias_ih_l0, bias_hh_l0, … _reverse."""
 
-    __constants__ = ["mode", "input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout", "bidirectional", "proj_size"]
+    __constants__ = [
+        "mode",
+        "input_size",
+        "hidden_size",
+        "num_layers",
+        "bias",
+        "batch_first",
+        "dropout",
+        "bidirectional",
+        "proj_size",
+    ]
 
     def __init__(
         self,
@@ -44,7 +54,9 @@ class RNNBase(Module):
     ):
         super().__init__()
         if not isinstance(dropout, (int, float)) or isinstance(dropout, bool) or not 0 <= dropout <= 1:
-            raise ValueError("dropout should be a number in range [0, 1] representing the probability of an element being zeroed")
+            raise ValueError(
+                "dropout should be a number in range [0, 1] representing the probability of an element being zeroed"
+            )
         if dropout > 0 and num_layers == 1:
             warnings.warn(
                 f"dropout option adds dropout after all but last recurrent layer, so non-zero dropout expects num_layers greater than 1, "
@@ -119,7 +131,9 @@ class RNNBase(Module):
         if input.dim() != dims:
             raise RuntimeError(f"input must have {dims} dimensions, got {input.dim()}")
         if self.input_size != input.size(-1):
-            raise RuntimeError(f"input.size(-1) must be equal to input_size. Expected {self.input_size}, got {input.size(-1)}")
+            raise RuntimeError(
+                f"input.size(-1) must be equal to input_size. Expected {self.input_size}, got {input.size(-1)}"
+            )
 
     def _check_state(self, state: Tensor, batch: int, size: int, text: str = "Expected hidden size {}, got {}") -> None:
         expected = (self.num_layers * (2 if self.bidirectional else 1), batch, size)
@@ -133,18 +147,26 @@ class RNNBase(Module):
         return self._zeros(batch, self.proj_size or self.hidden_size, like)
 
     def _zeros(self, batch: int, size: int, like: Tensor) -> Tensor:
-        return zeros(self.num_layers * (2 if self.bidirectional else 1), batch, size, dtype=like.dtype, device=like.device)
+        return zeros(
+            self.num_layers * (2 if self.bidirectional else 1), batch, size, dtype=like.dtype, device=like.device
+        )
 
     def permute_hidden(self, hx: Any, permutation: Tensor | None) -> Any:
         """The states with the batch in another order."""
         if permutation is None:
             return hx
-        return tuple(apply_permutation(s, permutation) for s in hx) if isinstance(hx, tuple) else apply_permutation(hx, permutation)
+        return (
+            tuple(apply_permutation(s, permutation) for s in hx)
+            if isinstance(hx, tuple)
+            else apply_permutation(hx, permutation)
+        )
 
     # ------------------------------------------------------------------ running
     def forward(self, input: Any, hx: Any = None) -> tuple[Any, Any]:
         """(outputs of the last layer, last states)."""
-        function = getattr(recurrent_forms, {"RNN_TANH": "rnn_tanh", "RNN_RELU": "rnn_relu"}.get(self.mode, self.mode.lower()))
+        function = getattr(
+            recurrent_forms, {"RNN_TANH": "rnn_tanh", "RNN_RELU": "rnn_relu"}.get(self.mode, self.mode.lower())
+        )
         options = (self.bias, self.num_layers, self.dropout, self.training, self.bidirectional)
         if isinstance(input, PackedSequence):
             data, sizes, order, back = input
@@ -250,12 +272,16 @@ class LSTM(RNNBase):
         if hx is None:
             return None
         if hx[0].dim() != 2 or hx[1].dim() != 2:
-            raise RuntimeError(f"For unbatched 2-D input, hx and cx should also be 2-D but got ({hx[0].dim()}-D, {hx[1].dim()}-D) tensors")
+            raise RuntimeError(
+                f"For unbatched 2-D input, hx and cx should also be 2-D but got ({hx[0].dim()}-D, {hx[1].dim()}-D) tensors"
+            )
         return hx[0].unsqueeze(1), hx[1].unsqueeze(1)
 
     def _check_batched(self, hx: Any) -> None:
         if hx[0].dim() != 3 or hx[1].dim() != 3:
-            raise RuntimeError(f"For batched 3-D input, hx and cx should also be 3-D but got ({hx[0].dim()}-D, {hx[1].dim()}-D) tensors")
+            raise RuntimeError(
+                f"For batched 3-D input, hx and cx should also be 3-D but got ({hx[0].dim()}-D, {hx[1].dim()}-D) tensors"
+            )
 
 
 class RNNCellBase(Module):
@@ -263,7 +289,9 @@ class RNNCellBase(Module):
 
     __constants__ = ["input_size", "hidden_size", "bias"]
 
-    def __init__(self, input_size: int, hidden_size: int, bias: bool, num_chunks: int, device: Any = None, dtype: Any = None):
+    def __init__(
+        self, input_size: int, hidden_size: int, bias: bool, num_chunks: int, device: Any = None, dtype: Any = None
+    ):
         super().__init__()
         self.input_size, self.hidden_size, self.bias = input_size, hidden_size, bias
         rows = num_chunks * hidden_size
@@ -295,7 +323,9 @@ class RNNCellBase(Module):
             states = (start,) * count
         elif not batched:
             states = tuple(s.unsqueeze(0) for s in states)
-        found = function(x, states if count > 1 else states[0], self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh)
+        found = function(
+            x, states if count > 1 else states[0], self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh
+        )
         if batched:
             return found
         return tuple(s.squeeze(0) for s in found) if count > 1 else found.squeeze(0)
@@ -313,7 +343,13 @@ class RNNCell(RNNCellBase):
     """One step of an RNN."""
 
     def __init__(
-        self, input_size: int, hidden_size: int, bias: bool = True, nonlinearity: str = "tanh", device: Any = None, dtype: Any = None
+        self,
+        input_size: int,
+        hidden_size: int,
+        bias: bool = True,
+        nonlinearity: str = "tanh",
+        device: Any = None,
+        dtype: Any = None,
     ):
         super().__init__(input_size, hidden_size, bias, 1, device, dtype)
         self.nonlinearity = nonlinearity

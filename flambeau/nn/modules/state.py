@@ -30,7 +30,11 @@ class LoadHook:
         return self.hook(self.module(), *args) if self.with_module else self.hook(*args)
 
     def __getstate__(self) -> dict:
-        return {"hook": self.hook, "with_module": self.with_module, "module": self.module() if self.with_module else None}
+        return {
+            "hook": self.hook,
+            "with_module": self.with_module,
+            "module": self.module() if self.with_module else None,
+        }
 
     def __setstate__(self, values: dict) -> None:
         self.hook, self.with_module = values["hook"], values["with_module"]
@@ -78,7 +82,9 @@ def _base_of(module: Any) -> type:
     return next(c for c in reversed(type(module).__mro__) if "get_extra_state" in c.__dict__)
 
 
-def load(module: Any, state_dict: Mapping[str, Any], strict: bool, assign: bool, keys: Callable) -> tuple[list[str], list[str]]:
+def load(
+    module: Any, state_dict: Mapping[str, Any], strict: bool, assign: bool, keys: Callable
+) -> tuple[list[str], list[str]]:
     """See `Module.load_state_dict`."""
     if not isinstance(state_dict, Mapping):
         raise TypeError(f"load_state_dict: Expected state_dict to be dict-like, got {type(state_dict)}.")
@@ -94,7 +100,9 @@ def load(module: Any, state_dict: Mapping[str, Any], strict: bool, assign: bool,
         mine = {} if metadata is None else metadata.get(prefix[:-1], {})
         if assign:
             mine = {**mine, "assign_to_params_buffers": True}
-        m._load_from_state_dict(local, prefix, mine, True, missing, unexpected, errors)  # the keys are listed in any case
+        m._load_from_state_dict(
+            local, prefix, mine, True, missing, unexpected, errors
+        )  # the keys are listed in any case
         for name, child in m._modules.items():
             if child is not None:
                 start = prefix + name + "."
@@ -120,7 +128,14 @@ def load(module: Any, state_dict: Mapping[str, Any], strict: bool, assign: bool,
 
 
 def load_own(
-    module: Any, state_dict: dict, prefix: str, metadata: dict, strict: bool, missing: list, unexpected: list, errors: list
+    module: Any,
+    state_dict: dict,
+    prefix: str,
+    metadata: dict,
+    strict: bool,
+    missing: list,
+    unexpected: list,
+    errors: list,
 ) -> None:
     """Take a module's own tensors out of a state dict; what does not fit is described in `errors`."""
     for hook in module._load_state_dict_pre_hooks.values():
@@ -158,7 +173,7 @@ def _load_one(module: Any, name: str, key: str, target: Tensor, value: Any, assi
     if not isinstance(value, Tensor):
         errors.append(
             f'While copying the parameter named "{key}", expected torch.Tensor or Tensor-like object from checkpoint but received '
-            f'{type(value)}'
+            f"{type(value)}"
         )
         return
     lazy = is_lazy(target)

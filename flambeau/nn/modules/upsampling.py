@@ -26,7 +26,12 @@ class Upsample(Module):
     ):
         super().__init__()
         self.name = type(self).__name__
-        self.size, self.mode, self.align_corners, self.recompute_scale_factor = size, mode, align_corners, recompute_scale_factor
+        self.size, self.mode, self.align_corners, self.recompute_scale_factor = (
+            size,
+            mode,
+            align_corners,
+            recompute_scale_factor,
+        )
         self.scale_factor = (
             tuple(float(f) for f in scale_factor)
             if isinstance(scale_factor, (tuple, list))
@@ -37,7 +42,12 @@ class Upsample(Module):
 
     def forward(self, input: Tensor) -> Tensor:
         return F.interpolate(
-            input, self.size, self.scale_factor, self.mode, self.align_corners, recompute_scale_factor=self.recompute_scale_factor
+            input,
+            self.size,
+            self.scale_factor,
+            self.mode,
+            self.align_corners,
+            recompute_scale_factor=self.recompute_scale_factor,
         )
 
     def extra_repr(self) -> str:

@@ -22,7 +22,17 @@ HOMES = {
     "vector_to_parameters": "convert_parameters",
     "weight_norm": "weight_norm",
 }
-SUBMODULES = ("clip_grad", "convert_parameters", "fusion", "init", "parametrizations", "parametrize", "prune", "rnn", "stateless")
+SUBMODULES = (
+    "clip_grad",
+    "convert_parameters",
+    "fusion",
+    "init",
+    "parametrizations",
+    "parametrize",
+    "prune",
+    "rnn",
+    "stateless",
+)
 
 
 def __getattr__(name: str) -> Any:

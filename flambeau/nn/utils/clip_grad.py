@@ -40,7 +40,10 @@ def _scaled(g: Any, factor: Any) -> tuple:
 
 @no_grad()
 def get_total_norm(
-    tensors: Iterable[Tensor] | Tensor, norm_type: float = 2.0, error_if_nonfinite: bool = False, foreach: bool | None = None
+    tensors: Iterable[Tensor] | Tensor,
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+    foreach: bool | None = None,
 ) -> Tensor:
     """The norm of all tensors together. Raises: RuntimeError if it is not finite and `error_if_nonfinite`."""
     found = _listed(tensors)
@@ -56,7 +59,9 @@ def get_total_norm(
 
 
 @no_grad()
-def clip_grads_with_norm_(parameters: Iterable[Tensor] | Tensor, max_norm: float, total_norm: Tensor, foreach: bool | None = None) -> None:
+def clip_grads_with_norm_(
+    parameters: Iterable[Tensor] | Tensor, max_norm: float, total_norm: Tensor, foreach: bool | None = None
+) -> None:
     """Scale the gradients by max_norm / total_norm where that is below 1."""
     grads = _gradients(parameters)
     if not grads:
@@ -91,7 +96,9 @@ def clip_grad_norm(
 ) -> Tensor:
     """The older name of `clip_grad_norm_`."""
     warnings.warn(
-        "torch.nn.utils.clip_grad_norm is now deprecated in favor of torch.nn.utils.clip_grad_norm_.", FutureWarning, stacklevel=2
+        "torch.nn.utils.clip_grad_norm is now deprecated in favor of torch.nn.utils.clip_grad_norm_.",
+        FutureWarning,
+        stacklevel=2,
     )
     return clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
 

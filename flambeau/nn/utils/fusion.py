@@ -32,7 +32,9 @@ def fuse_conv_bn_weights(
     scale = weight * (bn_rv + bn_eps).rsqrt()
     shape = (1, -1) if transpose else (-1, 1)
     fused = conv_w * scale.reshape((*shape, *(1,) * (conv_w.ndim - 2)))
-    return Parameter(fused.detach(), conv_w.requires_grad), Parameter(((bias - bn_rm) * scale + shift).detach(), bias.requires_grad)
+    return Parameter(fused.detach(), conv_w.requires_grad), Parameter(
+        ((bias - bn_rm) * scale + shift).detach(), bias.requires_grad
+    )
 
 
 def fuse_linear_bn_weights(

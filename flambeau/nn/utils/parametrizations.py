@@ -31,7 +31,9 @@ class _WeightNorm(Module):
 def weight_norm(module: Module, name: str = "weight", dim: int | None = 0) -> Module:
     """Length and direction apart. The originals are the length (0) and the direction (1). Source: Salimans and Kingma (2016)."""
 
-    def rename(state: dict, prefix: str, metadata: dict, strict: bool, missing: list, unexpected: list, errors: list) -> None:
+    def rename(
+        state: dict, prefix: str, metadata: dict, strict: bool, missing: list, unexpected: list, errors: list
+    ) -> None:
         for i, old in enumerate((f"{prefix}{name}_g", f"{prefix}{name}_v")):
             if old in state:  # files of the older weight_norm
                 state[f"{prefix}parametrizations.{name}.original{i}"] = state.pop(old)
@@ -45,9 +47,13 @@ class _SpectralNorm(Module):
     def __init__(self, weight: Tensor, n_power_iterations: int = 1, dim: int = 0, eps: float = 1e-12):
         super().__init__()
         if dim >= weight.dim() or dim < -weight.dim():
-            raise IndexError(f"Dimension out of range (expected to be in range of [-{weight.dim()}, {weight.dim() - 1}] but got {dim})")
+            raise IndexError(
+                f"Dimension out of range (expected to be in range of [-{weight.dim()}, {weight.dim() - 1}] but got {dim})"
+            )
         if n_power_iterations <= 0:
-            raise ValueError(f"Expected n_power_iterations to be positive, but got n_power_iterations={n_power_iterations}")
+            raise ValueError(
+                f"Expected n_power_iterations to be positive, but got n_power_iterations={n_power_iterations}"
+            )
         self.dim, self.eps, self.n_power_iterations = dim % weight.dim(), eps, n_power_iterations
         if weight.dim() > 1:
             matrix = self._matrix(weight.detach())
@@ -80,7 +86,9 @@ class _SpectralNorm(Module):
         return value
 
 
-def spectral_norm(module: Module, name: str = "weight", n_power_iterations: int = 1, eps: float = 1e-12, dim: int | None = None) -> Module:
+def spectral_norm(
+    module: Module, name: str = "weight", n_power_iterations: int = 1, eps: float = 1e-12, dim: int | None = None
+) -> Module:
     """The weight over its largest singular value. Source: Miyato et al. (2018)."""
     weight = getattr(module, name, None)
     if not isinstance(weight, Tensor):
@@ -134,7 +142,9 @@ def linalg_scaled(factor: Tensor, signs: Tensor, count: int) -> Tensor:
     return made
 
 
-def orthogonal(module: Module, name: str = "weight", orthogonal_map: str | None = None, *, use_trivialization: bool = True) -> Module:
+def orthogonal(
+    module: Module, name: str = "weight", orthogonal_map: str | None = None, *, use_trivialization: bool = True
+) -> Module:
     """A (semi-)orthogonal weight. orthogonal_map: "matrix_exp" (the default for square matrices) or "cayley".
 
     Source: Lezcano-Casado and Martinez-Rubio (2019).
@@ -148,7 +158,9 @@ def orthogonal(module: Module, name: str = "weight", orthogonal_map: str | None 
     if kind == "householder":
         raise ValueError('orthogonal: "householder" is not available. Use orthogonal_map="matrix_exp" or "cayley".')
     if kind not in ("matrix_exp", "cayley"):
-        raise ValueError(f'orthogonal_map has to be one of "matrix_exp", "cayley", "householder". Got: {orthogonal_map}')
+        raise ValueError(
+            f'orthogonal_map has to be one of "matrix_exp", "cayley", "householder". Got: {orthogonal_map}'
+        )
     made = _Orthogonal(kind)
     if not use_trivialization:
         made.right_inverse = lambda q: q

@@ -79,7 +79,9 @@ class ParametrizationList(ModuleList):
                         f"{i} of the sequence with type {type(value).__name__}."
                     )
                 _register(
-                    self, f"original{i}", Parameter(value.detach(), original.requires_grad) if isinstance(original, Parameter) else value
+                    self,
+                    f"original{i}",
+                    Parameter(value.detach(), original.requires_grad) if isinstance(original, Parameter) else value,
                 )
         if not unsafe:
             self._check(original)
@@ -141,9 +143,13 @@ def _parametrized_class(module: Module) -> None:
     base = type(module)
 
     def getstate(self: Module) -> Any:
-        raise RuntimeError("Serialization of parametrized modules is only supported through state_dict(). Use copy.deepcopy to copy them.")
+        raise RuntimeError(
+            "Serialization of parametrized modules is only supported through state_dict(). Use copy.deepcopy to copy them."
+        )
 
-    module.__class__ = type(f"Parametrized{base.__name__}", (base,), {"__getstate__": getstate, "__deepcopy__": _deepcopy})
+    module.__class__ = type(
+        f"Parametrized{base.__name__}", (base,), {"__getstate__": getstate, "__deepcopy__": _deepcopy}
+    )
 
 
 def _deepcopy(self: Module, memo: dict) -> Module:
@@ -172,7 +178,9 @@ def _add_property(module: Module, name: str) -> None:
     setattr(type(module), name, property(get, put))
 
 
-def register_parametrization(module: Module, tensor_name: str, parametrization: Module, *, unsafe: bool = False) -> Module:
+def register_parametrization(
+    module: Module, tensor_name: str, parametrization: Module, *, unsafe: bool = False
+) -> Module:
     """Compute a parameter or buffer by `parametrization` from now on; several are applied in turn.
 
     Raises: ValueError for a name that is neither, or a parametrisation that changes shape or dtype (unless `unsafe`).
@@ -197,7 +205,9 @@ def register_parametrization(module: Module, tensor_name: str, parametrization: 
         stack.unsafe |= unsafe
         return module
     if tensor_name not in module._parameters and tensor_name not in module._buffers:
-        raise ValueError(f"Module '{module}' does not have a parameter, a buffer, or a parametrized element with name '{tensor_name}'")
+        raise ValueError(
+            f"Module '{module}' does not have a parameter, a buffer, or a parametrized element with name '{tensor_name}'"
+        )
     original = getattr(module, tensor_name)
     made = ParametrizationList([parametrization], original, unsafe)
     delattr(module, tensor_name)
@@ -246,7 +256,9 @@ def type_before_parametrizations(module: Module) -> type:
     return type(module).__bases__[0] if is_parametrized(module) else type(module)
 
 
-def transfer_parametrizations_and_params(from_module: Module, to_module: Module, tensor_name: str | None = None) -> Module:
+def transfer_parametrizations_and_params(
+    from_module: Module, to_module: Module, tensor_name: str | None = None
+) -> Module:
     """Give another module the parametrisations (and their values) of this one."""
     if not is_parametrized(from_module):
         return to_module

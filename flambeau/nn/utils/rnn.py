@@ -53,7 +53,11 @@ class PackedSequence(_Packed):
     __slots__ = ()
 
     def __new__(
-        cls, data: Tensor, batch_sizes: Tensor | None = None, sorted_indices: Tensor | None = None, unsorted_indices: Tensor | None = None
+        cls,
+        data: Tensor,
+        batch_sizes: Tensor | None = None,
+        sorted_indices: Tensor | None = None,
+        unsorted_indices: Tensor | None = None,
     ) -> PackedSequence:
         if batch_sizes is None:
             data, batch_sizes = data
@@ -64,7 +68,11 @@ class PackedSequence(_Packed):
     def to(self, *args: Any, **kwargs: Any) -> PackedSequence:
         """The rows moved or converted."""
         moved = self.data.to(*args, **kwargs)
-        return self if moved is self.data else type(self)(moved, self.batch_sizes, self.sorted_indices, self.unsorted_indices)
+        return (
+            self
+            if moved is self.data
+            else type(self)(moved, self.batch_sizes, self.sorted_indices, self.unsorted_indices)
+        )
 
     def cpu(self) -> PackedSequence:
         return self.to("cpu")
@@ -103,7 +111,9 @@ def _lengths(lengths: Any) -> list[int]:
     return [int(n) for n in (lengths.tolist() if isinstance(lengths, Tensor) else lengths)]
 
 
-def pack_padded_sequence(input: Tensor, lengths: Any, batch_first: bool = False, enforce_sorted: bool = True) -> PackedSequence:
+def pack_padded_sequence(
+    input: Tensor, lengths: Any, batch_first: bool = False, enforce_sorted: bool = True
+) -> PackedSequence:
     """Pack a padded batch. Shapes: [T, N, *] ([N, T, *] with batch_first), lengths [N].
 
     Raises: RuntimeError for lengths that are not positive, do not fit, or (with enforce_sorted) do not decrease.
@@ -131,7 +141,9 @@ def pack_padded_sequence(input: Tensor, lengths: Any, batch_first: bool = False,
             "`enforce_sorted=False` to pack_padded_sequence and/or pack_sequence to sidestep this requirement."
         )
     if sizes[0] > input.shape[0]:
-        raise RuntimeError(f"pack_padded_sequence: Expected lengths up to {input.shape[0]} (the padded length), got {sizes[0]}.")
+        raise RuntimeError(
+            f"pack_padded_sequence: Expected lengths up to {input.shape[0]} (the padded length), got {sizes[0]}."
+        )
     counts = [sum(n > t for n in sizes) for t in range(sizes[0])]
     data = REGISTRY["cat"](tuple(input[t, :n] for t, n in enumerate(counts)), 0)
     return PackedSequence(data, tensor(counts, dtype=int64), order, None)
@@ -174,7 +186,10 @@ def pad_packed_sequence(
 
 
 def pad_sequence(
-    sequences: Sequence[Tensor] | Tensor, batch_first: bool = False, padding_value: float = 0.0, padding_side: str = "right"
+    sequences: Sequence[Tensor] | Tensor,
+    batch_first: bool = False,
+    padding_value: float = 0.0,
+    padding_side: str = "right",
 ) -> Tensor:
     """Sequences [L_i, *] as one padded tensor [T, N, *] ([N, T, *] with batch_first)."""
     if padding_side not in ("left", "right"):
@@ -182,7 +197,9 @@ def pad_sequence(
     if isinstance(sequences, Tensor):
         sequences = sequences.unbind(0)
     elif not isinstance(sequences, (tuple, list)):
-        raise RuntimeError(f"pad_sequence: Expected iterable for input sequences, but got arg of type: {type(sequences)}")
+        raise RuntimeError(
+            f"pad_sequence: Expected iterable for input sequences, but got arg of type: {type(sequences)}"
+        )
     longest = max(s.shape[0] for s in sequences)
     rows = []
     for s in sequences:

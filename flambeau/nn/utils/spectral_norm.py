@@ -28,7 +28,9 @@ class SpectralNorm:
 
     def __init__(self, name: str = "weight", n_power_iterations: int = 1, dim: int = 0, eps: float = 1e-12):
         if n_power_iterations <= 0:
-            raise ValueError(f"Expected n_power_iterations to be positive, but got n_power_iterations={n_power_iterations}")
+            raise ValueError(
+                f"Expected n_power_iterations to be positive, but got n_power_iterations={n_power_iterations}"
+            )
         self.name, self.n_power_iterations, self.dim, self.eps = name, n_power_iterations, dim, eps
 
     def reshape_weight_to_matrix(self, weight: Tensor) -> Tensor:
@@ -62,7 +64,9 @@ class SpectralNorm:
         module.register_parameter(self.name, Parameter(weight.detach()))
 
 
-def spectral_norm(module: T, name: str = "weight", n_power_iterations: int = 1, eps: float = 1e-12, dim: int | None = None) -> T:
+def spectral_norm(
+    module: T, name: str = "weight", n_power_iterations: int = 1, eps: float = 1e-12, dim: int | None = None
+) -> T:
     """Divide a weight by its largest singular value, from now on."""
     if dim is None:
         dim = 1 if isinstance(module, (ConvTranspose1d, ConvTranspose2d, ConvTranspose3d)) else 0

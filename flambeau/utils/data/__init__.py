@@ -7,11 +7,28 @@ from typing import Any
 
 HOMES = {
     **dict.fromkeys(
-        ("ChainDataset", "ConcatDataset", "Dataset", "IterableDataset", "StackDataset", "Subset", "TensorDataset", "random_split"),
+        (
+            "ChainDataset",
+            "ConcatDataset",
+            "Dataset",
+            "IterableDataset",
+            "StackDataset",
+            "Subset",
+            "TensorDataset",
+            "random_split",
+        ),
         "dataset",
     ),
     **dict.fromkeys(
-        ("BatchSampler", "RandomSampler", "Sampler", "SequentialSampler", "SubsetRandomSampler", "WeightedRandomSampler"), "sampler"
+        (
+            "BatchSampler",
+            "RandomSampler",
+            "Sampler",
+            "SequentialSampler",
+            "SubsetRandomSampler",
+            "WeightedRandomSampler",
+        ),
+        "sampler",
     ),
     "DataLoader": "dataloader",
     "DistributedSampler": "distributed",

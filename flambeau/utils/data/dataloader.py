@@ -93,13 +93,21 @@ class DataLoader(Generic[T]):
         self.dataset, self.num_workers = dataset, num_workers
         self.prefetch_factor = 2 if num_workers > 0 and prefetch_factor is None else prefetch_factor
         self.pin_memory, self.pin_memory_device, self.timeout = pin_memory, pin_memory_device, timeout
-        self.worker_init_fn, self.multiprocessing_context, self.in_order = worker_init_fn, multiprocessing_context, in_order
+        self.worker_init_fn, self.multiprocessing_context, self.in_order = (
+            worker_init_fn,
+            multiprocessing_context,
+            in_order,
+        )
         self._iterable = isinstance(dataset, IterableDataset)
         if self._iterable:
             if shuffle not in (False, None):
-                raise ValueError(f"DataLoader with IterableDataset: expected unspecified shuffle option, but got shuffle={shuffle}")
+                raise ValueError(
+                    f"DataLoader with IterableDataset: expected unspecified shuffle option, but got shuffle={shuffle}"
+                )
             if sampler is not None:
-                raise ValueError(f"DataLoader with IterableDataset: expected unspecified sampler option, but got sampler={sampler}")
+                raise ValueError(
+                    f"DataLoader with IterableDataset: expected unspecified sampler option, but got sampler={sampler}"
+                )
             if batch_sampler is not None:
                 raise ValueError(
                     f"DataLoader with IterableDataset: expected unspecified batch_sampler option, but got batch_sampler={batch_sampler}"
@@ -108,7 +116,9 @@ class DataLoader(Generic[T]):
             raise ValueError("sampler option is mutually exclusive with shuffle")
         if batch_sampler is not None:
             if batch_size != 1 or shuffle or sampler is not None or drop_last:
-                raise ValueError("batch_sampler option is mutually exclusive with batch_size, shuffle, sampler, and drop_last")
+                raise ValueError(
+                    "batch_sampler option is mutually exclusive with batch_size, shuffle, sampler, and drop_last"
+                )
             batch_size, drop_last = None, False
         elif batch_size is None and drop_last:
             raise ValueError("batch_size=None option disables auto-batching and is mutually exclusive with drop_last")
@@ -126,7 +136,9 @@ class DataLoader(Generic[T]):
             batch_sampler,
             generator,
         )
-        self.collate_fn = collate_fn if collate_fn is not None else default_collate if self._auto_collation else default_convert
+        self.collate_fn = (
+            collate_fn if collate_fn is not None else default_collate if self._auto_collation else default_convert
+        )
         self.persistent_workers = persistent_workers
         self._length_given: int | None = None
         self._iterator: _WorkersIterator | None = None
@@ -234,7 +246,9 @@ class _HereIterator(_Iterator):
         super().__init__(loader)
         if loader.timeout != 0:
             raise ValueError("timeout option needs num_workers > 0")
-        self._fetcher = (IterableFetcher if self._iterable else MapFetcher)(self._dataset, self._auto, self._collate_fn, self._drop_last)
+        self._fetcher = (IterableFetcher if self._iterable else MapFetcher)(
+            self._dataset, self._auto, self._collate_fn, self._drop_last
+        )
 
     def _next(self) -> Any:
         return self._fetcher.fetch(next(self._indices))

@@ -178,7 +178,9 @@ class Subset(Dataset[T]):
         return len(self.indices)
 
 
-def random_split(dataset: Dataset[T], lengths: Sequence[int | float], generator: Generator = default_generator) -> list[Subset[T]]:
+def random_split(
+    dataset: Dataset[T], lengths: Sequence[int | float], generator: Generator = default_generator
+) -> list[Subset[T]]:
     """Disjoint random subsets of given lengths, or of given shares that sum to 1 (what is left over goes round).
 
     Raises: ValueError unless the lengths sum to the dataset's.
@@ -194,7 +196,9 @@ def random_split(dataset: Dataset[T], lengths: Sequence[int | float], generator:
         lengths = sizes
         for i, n in enumerate(lengths):
             if n == 0:
-                warnings.warn(f"Length of split at index {i} is 0. This might result in an empty dataset.", stacklevel=2)
+                warnings.warn(
+                    f"Length of split at index {i} is 0. This might result in an empty dataset.", stacklevel=2
+                )
     if sum(lengths) != len(dataset):
         raise ValueError("Sum of input lengths does not equal the length of the input dataset!")
     order = randperm(sum(lengths), generator=generator).tolist()

@@ -28,7 +28,9 @@ class DistributedSampler(Sampler[int]):
         drop_last: bool = False,
     ):
         if num_replicas is None or rank is None:
-            raise RuntimeError("DistributedSampler: num_replicas and rank must be given: there is no process group to ask.")
+            raise RuntimeError(
+                "DistributedSampler: num_replicas and rank must be given: there is no process group to ask."
+            )
         if rank >= num_replicas or rank < 0:
             raise ValueError(f"Invalid rank {rank}, rank should be in the interval [0, {num_replicas - 1}]")
         self.dataset, self.num_replicas, self.rank, self.epoch = dataset, num_replicas, rank, 0
@@ -39,7 +41,11 @@ class DistributedSampler(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         n = len(self.dataset)
-        order = randperm(n, generator=Generator().manual_seed(self.seed + self.epoch)).tolist() if self.shuffle else list(range(n))
+        order = (
+            randperm(n, generator=Generator().manual_seed(self.seed + self.epoch)).tolist()
+            if self.shuffle
+            else list(range(n))
+        )
         if self.drop_last:
             order = order[: self.total_size]
         elif order:

@@ -28,7 +28,12 @@ class IterableFetcher:
     """From a dataset by iteration. Raises: StopIteration at its end."""
 
     def __init__(self, dataset: Any, auto_collation: bool, collate_fn: Callable, drop_last: bool):
-        self.iterator, self.auto_collation, self.collate_fn, self.drop_last = iter(dataset), auto_collation, collate_fn, drop_last
+        self.iterator, self.auto_collation, self.collate_fn, self.drop_last = (
+            iter(dataset),
+            auto_collation,
+            collate_fn,
+            drop_last,
+        )
         self.ended = False
 
     def fetch(self, index: Sequence | Any) -> Any:

@@ -11,7 +11,14 @@ from flambeau.core.dtype import float64
 from flambeau.factories import tensor
 from flambeau.random import Generator, default_generator, multinomial, randint, randperm
 
-__all__ = ["BatchSampler", "RandomSampler", "Sampler", "SequentialSampler", "SubsetRandomSampler", "WeightedRandomSampler"]
+__all__ = [
+    "BatchSampler",
+    "RandomSampler",
+    "Sampler",
+    "SequentialSampler",
+    "SubsetRandomSampler",
+    "WeightedRandomSampler",
+]
 
 T_co = TypeVar("T_co", covariant=True)
 CHUNK = 32  # indices drawn at once with replacement
@@ -50,12 +57,25 @@ def fresh_generator() -> Generator:
 class RandomSampler(Sampler[int]):
     """Indices in random order, or drawn with replacement."""
 
-    def __init__(self, data_source: Any, replacement: bool = False, num_samples: int | None = None, generator: Generator | None = None):
-        self.data_source, self.replacement, self._num_samples, self.generator = data_source, replacement, num_samples, generator
+    def __init__(
+        self,
+        data_source: Any,
+        replacement: bool = False,
+        num_samples: int | None = None,
+        generator: Generator | None = None,
+    ):
+        self.data_source, self.replacement, self._num_samples, self.generator = (
+            data_source,
+            replacement,
+            num_samples,
+            generator,
+        )
         if not isinstance(replacement, bool):
             raise TypeError(f"replacement should be a boolean value, but got replacement={replacement}")
         if not isinstance(self.num_samples, int) or self.num_samples < 0:
-            raise ValueError(f"num_samples should be a non-negative integer value, but got num_samples={self.num_samples}")
+            raise ValueError(
+                f"num_samples should be a non-negative integer value, but got num_samples={self.num_samples}"
+            )
 
     @property
     def num_samples(self) -> int:
@@ -94,7 +114,13 @@ class SubsetRandomSampler(Sampler[int]):
 class WeightedRandomSampler(Sampler[int]):
     """Indices drawn with given weights."""
 
-    def __init__(self, weights: Sequence[float] | Tensor, num_samples: int, replacement: bool = True, generator: Generator | None = None):
+    def __init__(
+        self,
+        weights: Sequence[float] | Tensor,
+        num_samples: int,
+        replacement: bool = True,
+        generator: Generator | None = None,
+    ):
         if not isinstance(num_samples, int) or isinstance(num_samples, bool) or num_samples <= 0:
             raise ValueError(f"num_samples should be a positive integer value, but got num_samples={num_samples}")
         if not isinstance(replacement, bool):
@@ -105,7 +131,9 @@ class WeightedRandomSampler(Sampler[int]):
         self.weights, self.num_samples, self.replacement, self.generator = found, num_samples, replacement, generator
 
     def __iter__(self) -> Iterator[int]:
-        yield from iter(multinomial(self.weights, self.num_samples, self.replacement, generator=self.generator).tolist())
+        yield from iter(
+            multinomial(self.weights, self.num_samples, self.replacement, generator=self.generator).tolist()
+        )
 
     def __len__(self) -> int:
         return self.num_samples

@@ -116,7 +116,9 @@ def _seed(seed: int) -> None:
 def run(job: Job, pipe: Connection, others: tuple[Connection, ...]) -> None:
     """The worker's whole life."""
     global _info
-    for other in others:  # ends of pipes that a fork copied: while they are open here, nobody notices that their owner is gone
+    for (
+        other
+    ) in others:  # ends of pipes that a fork copied: while they are open here, nobody notices that their owner is gone
         other.close()
     set_num_threads(1)
     seed = job.base_seed + job.worker_id
