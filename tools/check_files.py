@@ -142,12 +142,9 @@ def check_tree(root: Path) -> list[str]:
             problems.append(f"{name}:{error.lineno}: {error.msg}")
             continue
         problems += tree_problems(name, tree)
-    if root == ROOT:
-        problems += [
-            f"tools/check_files.py: LONG lists {name}, which is short or gone"
-            for name in LONG
-            if not _is_long(root / name)
-        ]
+    problems += [
+        f"tools/check_files.py: LONG lists {name}, which is short or gone" for name in LONG if not _is_long(root / name)
+    ]
     return problems
 
 

@@ -26,6 +26,12 @@ layers = load("check_layers")
 files = load("check_files")
 
 
+@pytest.fixture(autouse=True)
+def no_long_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The project's own long files are not in the small trees of these tests."""
+    monkeypatch.setattr(files, "LONG", {})
+
+
 def write(root: Path, **texts: str) -> Path:
     """A small package: keys are paths with `__` for the folder separator."""
     (root / "flambeau").mkdir()
