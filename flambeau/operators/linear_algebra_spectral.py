@@ -20,6 +20,7 @@ from flambeau.operators.linear_algebra import (
     check_square,
     diagonal_of,
     each,
+    hermitian_part,
     hermitian_samples,
     linalg_inv,
     lower,
@@ -176,6 +177,8 @@ class eigh(Factorisation):
     outputs = 2
     fields = ("eigenvalues", "eigenvectors")
 
+    prepared = hermitian_part
+
     def signature(A: Tensor, UPLO="L"): ...
 
     def meta(op, a, uplo):
@@ -229,6 +232,8 @@ class eigvalsh(Composite):
 
     functions = ("linalg.eigvalsh",)
     methods = ()
+
+    prepared = hermitian_part
 
     def signature(A: Tensor, UPLO="L"): ...
 
