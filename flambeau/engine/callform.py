@@ -20,7 +20,7 @@ from typing import Any
 
 from flambeau.base.errors import message
 from flambeau.base.settings import settings
-from flambeau.core.spec import NumberSpec, Spec
+from flambeau.core.spec import NumberSpec
 from flambeau.engine import eager, in_place
 from flambeau.ir.bind import MODES, bind
 from flambeau.ir.op import VIEW, Op, Param, set_form_maker
@@ -389,4 +389,4 @@ def make_in_place(op: Op) -> Callable:
     return function
 
 
-__all__ = ["Spec", "install", "make_function", "make_in_place"]
+__all__ = ["install", "make_function", "make_in_place"]

@@ -16,8 +16,8 @@ from flambeau.core.spec import NumberSpec, Spec
 from flambeau.engine import dense, instruments, validate
 from flambeau.engine.plan import Plan, make_plan
 from flambeau.ir import tracing
-from flambeau.ir.graph import Graph, infer, number_spec, specs_of
-from flambeau.ir.op import COMPOSITE, REGISTRY, VIEW, Op
+from flambeau.ir.graph import Graph, infer, number_spec
+from flambeau.ir.op import REGISTRY, VIEW, Op
 from flambeau.runtime import launch
 
 MOST_PLANS = 8192  # per op, then the older half is dropped
@@ -241,15 +241,4 @@ def set_num_threads(number: int) -> None:
     forget_plans()
 
 
-__all__ = [
-    "COMPOSITE",
-    "Info",
-    "execute",
-    "forget_plans",
-    "hooks",
-    "info_for",
-    "process",
-    "run_plan",
-    "set_num_threads",
-    "specs_of",
-]
+__all__ = ["Info", "execute", "forget_plans", "hooks", "info_for", "process", "run_plan", "set_num_threads"]

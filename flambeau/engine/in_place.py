@@ -16,7 +16,6 @@ from flambeau.core.layout import has_internal_overlap
 from flambeau.engine import eager, validate
 from flambeau.engine.plan import Plan, make_plan
 from flambeau.ir import bind, tracing
-from flambeau.ir.graph import Graph
 from flambeau.ir.op import POINTWISE, REGISTRY, Op
 
 MOST_PLANS = 4096
@@ -119,4 +118,4 @@ def check(op: Op, target, result) -> None:
         )
 
 
-__all__ = ["Graph", "hooks", "run"]
+__all__ = ["hooks", "run"]

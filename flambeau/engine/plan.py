@@ -25,7 +25,7 @@ from flambeau.passes.decompose import decompose
 from flambeau.runtime import errors, launch, sim
 from flambeau.runtime.allocator import size_class as cpu_size_class
 from flambeau.schedule.fusion import schedule
-from flambeau.schedule.steps import ERROR, Buffer, Schedule, Scratch, Shifted, Step
+from flambeau.schedule.steps import ERROR, Schedule, Shifted
 from flambeau.templates.launch import Recipe
 
 
@@ -381,4 +381,4 @@ def make_plan(graph: Graph, where: device = CPU) -> Plan:
     return Plan(result, where)
 
 
-__all__ = ["Buffer", "Plan", "Scratch", "Step", "allocate", "array_at", "make_plan", "prepare"]
+__all__ = ["Plan", "allocate", "array_at", "make_plan", "prepare"]

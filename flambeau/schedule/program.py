@@ -20,7 +20,6 @@ from flambeau.runtime.errors import op_id
 from flambeau.templates.launch import Recipe
 from flambeau.templates.loop_nest import build_loop_nest
 from flambeau.templates.loop_program import (
-    FIRST_SIZE,
     Apply,
     Check,
     Constant,
@@ -405,4 +404,4 @@ class NestBuilder:
         return total >= STREAMING_BYTES and (len(groups) == 1 or row % 16 == 0) and all(s % 16 == 0 for s in steps)
 
 
-__all__ = ["FIRST_SIZE", "Access", "NestBuilder"]
+__all__ = ["Access", "NestBuilder"]
