@@ -212,8 +212,6 @@ def _accumulate(leaf: Any, g: Any, create_graph: bool) -> None:
         if not create_graph and (g.spec.strides != leaf.spec.strides and not g.spec.contiguous or g._view is not None):
             g = REGISTRY["clone"](g)
         leaf._set_grad(g if create_graph else g.detach())
-    elif create_graph or old.needs_grad:
-        leaf._set_grad(_add(old, g))
     else:
         leaf._set_grad(_add(old, g))
     for hook in list((leaf.__dict__.get("_post_accumulate_hooks") or {}).values()):
