@@ -223,7 +223,14 @@ def off_diagonal(x, gap):
     ops, n = REGISTRY, x.spec.shape[-1]
     device = x.spec.device
     same = ops["eq"](ops["iota"]((n, 1), device=device), ops["iota"]((1, n), device=device))
-    return ops["where"](same, 0, ops["true_divide"](x, ops["where"](same, 1, gap)))
+    return ops["where"](same, 0, quotient(x, ops["where"](same, 1, gap)))
+
+
+def quotient(x, by):
+    """x / by, and 0 for 0 / 0: a gap that closes is no matter where nothing depends on the vectors, as in a sum of singular values."""
+    ops = REGISTRY
+    nothing = ops["logical_and"](ops["eq"](x, 0), ops["eq"](by, 0))
+    return ops["where"](nothing, 0, ops["true_divide"](x, ops["where"](nothing, 1, by)))
 
 
 @declare
@@ -395,16 +402,16 @@ def svd_gradient(g, out, a):
     right = ops["mul"](off_diagonal(ops["sub"](vv, adjoint(vv)), gap), column)
     inner = ops["add"](ops["add"](left, right), on_diagonal(in_dtype(g[1], left)))
     if a.spec.dtype.is_complex:
-        turn = ops["true_divide"](ops["imag"](diagonal_of(uu)), s)
+        turn = quotient(ops["imag"](diagonal_of(uu)), s)
         zero = ops["mul"](turn, 0.0)
         inner = ops["add"](inner, on_diagonal(ops["complex"](zero, turn)))
     found = multiply(u, inner, vh)
     if m > k:
         outside = ops["sub"](gu, matrix_product(u, uu))
-        found = ops["add"](found, matrix_product(ops["true_divide"](outside, row), vh))
+        found = ops["add"](found, matrix_product(quotient(outside, row), vh))
     if n > k:
         outside = ops["sub"](gv, matrix_product(v, vv))
-        found = ops["add"](found, matrix_product(ops["true_divide"](u, row), adjoint(outside)))
+        found = ops["add"](found, matrix_product(u, adjoint(quotient(outside, row))))
     return found
 
 
