@@ -14,7 +14,7 @@ from flambeau.core.dtype import dtype, float32
 from flambeau.core.formats import is_in
 from flambeau.core.layout import has_internal_overlap
 from flambeau.core.spec import NumberSpec, Size, Spec
-from flambeau.engine import callform, eager, in_place
+from flambeau.engine import callform, eager, in_place, recording
 from flambeau.engine.plan import allocate
 from flambeau.ir import bind, tracing
 from flambeau.ir.graph import Value
@@ -241,6 +241,8 @@ class Tensor(TensorBase):
     @property
     def grad(self) -> Tensor | None:
         """The accumulated gradient."""
+        if bind.MODES and (recorder := tracing.current()) is not None and recorder.repeats:
+            recorder.read_grad(self)
         return self.__dict__.get("_grad")
 
     @grad.setter
@@ -254,15 +256,15 @@ class Tensor(TensorBase):
                 )
             if value.spec.dtype is not self.spec.dtype:
                 raise RuntimeError(message("grad", f"must have the tensor's dtype {self.dtype.name}", value.dtype.name))
-        elif tracing.current() is not None:
-            tracing.current().cleared.add(id(self))
-        self.__dict__["_grad"] = value
+        self._set_grad(value, anew=True)
 
     @grad.deleter
     def grad(self) -> None:
-        self.__dict__["_grad"] = None
+        self._set_grad(None, anew=True)
 
-    def _set_grad(self, value: Tensor) -> None:
+    def _set_grad(self, value: Tensor | None, anew: bool = False) -> None:
+        if bind.MODES and (recorder := tracing.current()) is not None:
+            recorder.write_grad(self, anew)
         self.__dict__["_grad"] = value
 
     def backward(
@@ -607,6 +609,10 @@ def host_values(t: Tensor) -> list:
     """The elements in row-major order as Python numbers."""
     if t.ptr is None:
         traced_value_error(t)
+    if bind.MODES:
+        recording.refuse_values("item")
+    if type(t.storage) is Storage and type(t.storage.free) is not list:
+        recording.check_computed(t)
     if t.spec.numel == 0:
         return []
     if t.spec.dtype.name == "bfloat16":
@@ -637,6 +643,8 @@ def traced_value_error(t: Tensor) -> None:
 def bytes_at(address: int, count: int) -> bytes:
     import ctypes
 
+    if bind.MODES:
+        recording.refuse_values("print")
     return ctypes.string_at(address, count)
 
 
@@ -760,7 +768,6 @@ eager.hooks.address = lambda t: t.ptr
 in_place.hooks.clone = lambda t: REGISTRY["clone"](t.detach())
 tape.saved_alias = _saved_alias
 tape.from_memory = new_tensor
-tape.set_classes(Tensor, Storage)
 tape.zeros = _zeros
 tracing.set_make(wrap_traced)
 bind.set_bottom(eager.process)

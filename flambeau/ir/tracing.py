@@ -12,8 +12,35 @@ from typing import Any
 
 from flambeau.core.spec import Spec
 from flambeau.ir import bind
-from flambeau.ir.graph import Graph, Value
+from flambeau.ir.graph import Graph, Value, number_spec
 from flambeau.ir.op import Op
+
+
+class HostNumber:
+    """A source of an input: result `index` of the trace's host function number `source`, called anew for every replay."""
+
+    __slots__ = ("source", "index")
+
+    def __init__(self, source: int, index: int):
+        self.source, self.index = source, index
+
+
+class GradOf:
+    """A source of an input: the `.grad` that a tensor from outside has at the time."""
+
+    __slots__ = ("tensor",)
+
+    def __init__(self, tensor: Any):
+        self.tensor = tensor
+
+
+class Tangent:
+    """A source of an input: the gradient of a result, known when backward runs."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: int):
+        self.number = number
 
 
 class Recorder:
@@ -27,9 +54,9 @@ class Recorder:
         self.symbolic = False  # whether inputs have symbolic sizes
         self.repeats = False  # whether the graph is replayed as it is: random numbers would come out the same each time
         self.cleared: set[int] = set()  # ids of tensors from outside whose `.grad` was set anew
-        self.held: list[
-            tuple[Any, Any]
-        ] = []  # (tensor from outside, the `.grad` it had), to be put back after the trace
+        self.hosts: list[Callable[[], tuple]] = []  # what gives the numbers that each replay computes anew
+        self.grads_read: dict[int, tuple[Any, Any]] = {}  # tensors from outside and the `.grad` they were read with
+        self.grads_before: dict[int, tuple[Any, Any]] = {}  # tensors whose `.grad` the trace changed, and what it was
 
     def value_of(self, tensor: Any) -> Value:
         """The graph's value for a tensor: its own if it is of this trace, else a new input."""
@@ -39,9 +66,30 @@ class Recorder:
         found = self.known.get(id(tensor))
         if found is None:
             found = self.known[id(tensor)] = self.graph.input(tensor.spec.plain())
-            found.constant = tensor
+            found.constant = next((GradOf(t) for t, g in self.grads_read.values() if g is tensor), tensor)
             self.alive.append(tensor)
         return found
+
+    def read_grad(self, tensor: Any) -> None:
+        """Note that the function looks at `.grad` of a tensor from outside: a replay takes what is there then."""
+        if tensor.ptr is not None and id(tensor) not in self.grads_read and id(tensor) not in self.grads_before:
+            self.grads_read[id(tensor)] = (tensor, tensor.__dict__.get("_grad"))
+
+    def write_grad(self, tensor: Any, anew: bool) -> None:
+        """Note that `.grad` is about to change; `anew` if what was there does not count."""
+        self.grads_before.setdefault(id(tensor), (tensor, tensor.__dict__.get("_grad")))
+        if anew:
+            self.cleared.add(id(tensor))
+
+    def host(self, get: Callable[[], tuple], types: Sequence[type]) -> tuple:
+        """Stand-ins for numbers of Python that `get()` gives at every replay."""
+        self.hosts.append(get)
+        found = []
+        for i, kind in enumerate(types):
+            value = self.graph.input(number_spec(kind))
+            value.constant = HostNumber(len(self.hosts) - 1, i)
+            found.append(_make(self, value))
+        return tuple(found)
 
     def gradient_before(self, leaf: Any, old: Any) -> Any:
         """What a gradient of this trace is added to: nothing if `old` is from before it (a replay adds to what is there then)."""
@@ -49,14 +97,9 @@ class Recorder:
             if old.ptr is not None:
                 self.cleared.add(id(leaf))  # written to in this trace: the sum is the whole
             return old
-        self.held.append((leaf, old))
         return None
 
     def add(self, op: Op, args: tuple) -> tuple[Value, ...]:
-        if self.repeats and op.rules.random:
-            raise RuntimeError(
-                f"capture: {op.name} draws random numbers, and every replay would draw the same. Draw them outside and pass them in."
-            )
         return self.graph.add(op, op.map_tensors(self.value_of, args))
 
 

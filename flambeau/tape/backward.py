@@ -9,9 +9,10 @@ import heapq
 from collections.abc import Sequence
 from typing import Any
 
+from flambeau.engine import recording
 from flambeau.ir import tracing
 from flambeau.ir.bind import MODES
-from flambeau.ir.op import REGISTRY
+from flambeau.ir.op import IN_PLACE, REGISTRY
 from flambeau.tape import record as tape
 from flambeau.tape.grad_mode import mode
 
@@ -29,14 +30,22 @@ def run_backward(
     retain_graph: bool | None = None,
     accumulate: bool = False,
     keep_mode: bool = False,
+    since: int = 0,
 ) -> list:
-    """Gradients of `inputs` (or, with `accumulate`, `.grad` of leaves) from gradients of `outputs`. `keep_mode`: the tape below stays as it is."""
+    """Gradients of `inputs` (or, with `accumulate`, `.grad` of leaves) from gradients of `outputs`. `keep_mode`: the tape below stays as it is.
+    Nodes recorded before `since` are not gone through: gradients end there."""
     saved_mode = mode.enabled
     if not keep_mode:
         mode.enabled = create_graph
     try:
         return _run(
-            outputs, grads, inputs, create_graph, create_graph if retain_graph is None else retain_graph, accumulate
+            outputs,
+            grads,
+            inputs,
+            create_graph,
+            create_graph if retain_graph is None else retain_graph,
+            accumulate,
+            since,
         )
     finally:
         mode.enabled = saved_mode
@@ -68,7 +77,7 @@ class _Arrived:
         slots[at] = g if slots[at] is None else _add(slots[at], g)
 
 
-def _run(outputs, grads, inputs, create_graph, retain_graph, accumulate) -> list:
+def _run(outputs, grads, inputs, create_graph, retain_graph, accumulate, since) -> list:
     arrived = _Arrived()
     wanted: dict[tuple, list[int]] = {}
     results: list = [None] * len(inputs or ())
@@ -103,7 +112,7 @@ def _run(outputs, grads, inputs, create_graph, retain_graph, accumulate) -> list
             for at, g in enumerate(slots):
                 for i in wanted.get((node, at), ()):
                     results[i] = g
-        if needed is not None and node not in needed:
+        if needed is not None and node not in needed or node.sequence < since:
             continue
         found = node.backward(slots, create_graph) if node.extras is None else _watched(node, slots, create_graph)
         for edge, g in zip(node.edges, found):
@@ -204,7 +213,7 @@ def _apply_hooks(hooks: dict, g: Any) -> Any:
 
 
 def _accumulate(leaf: Any, g: Any, create_graph: bool) -> None:
-    old = leaf.grad
+    old = leaf.__dict__.get("_grad")
     recorder = tracing.current()
     if old is not None and recorder is not None and recorder.repeats:
         old = recorder.gradient_before(leaf, old)
@@ -212,6 +221,8 @@ def _accumulate(leaf: Any, g: Any, create_graph: bool) -> None:
         if not create_graph and (g.spec.strides != leaf.spec.strides and not g.spec.contiguous or g._view is not None):
             g = REGISTRY["clone"](g)
         leaf._set_grad(g if create_graph else g.detach())
+    elif MODES and not create_graph and recording.adds_in_place(leaf, old):
+        IN_PLACE["add_"].in_place(old.detach(), g)
     else:
         leaf._set_grad(_add(old, g))
     for hook in list((leaf.__dict__.get("_post_accumulate_hooks") or {}).values()):

@@ -1,0 +1,252 @@
+"""One trace of a function of tensors: a graph, what it reads from outside, and what has to be put back in place after it has run.
+
+    recording = record(step, leaves, structure)      # the function runs once, on stand-ins
+    recording.sources                                # where each input of the graph comes from at a replay
+    recording.finish(outs, inputs, sizes)            # the function's result, from what the graph gave
+
+Whatever the function does to tensors is in the graph; gradients it leaves in `.grad` are results that are hung there. With `joint=True` the
+graph also holds the gradients of its results, over tangents that are inputs: `joint` splits it.
+
+May not know: guards beyond specs, plans. Raises: RuntimeError where the function needs a value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from flambeau._tensor import Tensor, wrap_traced
+from flambeau.base.pytree import tree_flatten, tree_unflatten
+from flambeau.core.spec import Spec
+from flambeau.core.symbolic import Guards, SymInt, concrete
+from flambeau.ir import tracing
+from flambeau.ir.graph import Graph, Value
+from flambeau.tape import backward
+from flambeau.tape import record as tape
+
+OUT, INPUT, VALUE = "out", "input", "value"
+
+
+class Recording:
+    """See the module. `leaves` say what each leaf of the result is: (OUT, number), (INPUT, number) or (VALUE, object)."""
+
+    def __init__(self, recorder: tracing.Recorder, count: int):
+        self.graph: Graph = recorder.graph
+        self.count = count  # inputs that are the function's own
+        self.sources: list[Any] = [v.constant for v in self.graph.inputs[count:]]
+        self.hosts: list[Callable[[], tuple]] = recorder.hosts
+        self.structure: Any = None
+        self.leaves: list[tuple[str, Any]] = []
+        self.gradients: list[
+            tuple[Any, int]
+        ] = []  # (tensor from outside or number of an input, output) to be hung in `.grad`
+        self.without_gradient: list[Any] = []  # whose `.grad` becomes None
+        self.given_gradients: list[tuple[Any, Tensor]] = []  # whose `.grad` becomes a tensor from outside
+        self.cleared: set[int] = (
+            recorder.cleared
+        )  # ids of outside tensors whose `.grad` the function sets to None itself
+        self.cleared_inputs: set[int] = set()
+        self.guards: Guards | None = None  # comparisons on symbolic sizes that the trace rests on
+        self.outside_grads: list[tuple[Tensor, Spec | None]] = []  # tensors whose `.grad` was read, and what it was
+        self.tangents: list[Value] = []  # inputs that stand for gradients of `differentiable` outputs
+        self.differentiable: list[int] = []
+        self.wanted: list[
+            tuple[str, Any]
+        ] = []  # (INPUT, number) or (VALUE, tensor) whose gradients are results, behind `results`
+        self.results = 0  # outputs that are not gradients of the joint graph
+
+    @property
+    def constants(self) -> list[Tensor]:
+        """Tensors from outside."""
+        return [x for x in self.sources if isinstance(x, Tensor)]
+
+    def values(self, inputs: list) -> list:
+        """Tensors and numbers for the graph's inputs, tangents left out."""
+        drawn = [get() for get in self.hosts]
+        found = list(inputs)
+        for x in self.sources:
+            kind = type(x)
+            if kind is tracing.HostNumber:
+                found.append(drawn[x.source][x.index])
+            elif kind is tracing.GradOf:
+                found.append(x.tensor.grad)
+            elif kind is not tracing.Tangent:
+                found.append(x)
+        return found
+
+    def finish(self, outs: tuple, inputs: list, sizes: Mapping[str, int]) -> Any:
+        """Versions counted, gradients hung, and the result."""
+        self.count_writes(inputs)
+        for t, at in self.gradients:
+            cleared = t in self.cleared_inputs if isinstance(t, int) else id(t) in self.cleared
+            t = inputs[t] if isinstance(t, int) else t
+            old = t.grad
+            t._set_grad(outs[at] if old is None or cleared else old + outs[at])
+        for t in self.without_gradient:
+            (inputs[t] if isinstance(t, int) else t)._set_grad(None)
+        for t, g in self.given_gradients:
+            (inputs[t] if isinstance(t, int) else t)._set_grad(g)
+        found: list = []
+        for kind, x in self.leaves:
+            found.append(outs[x] if kind is OUT else inputs[x] if kind is INPUT else concrete(x, sizes) if sizes else x)
+        return tree_unflatten(found, self.structure)
+
+    def count_writes(self, inputs: list) -> None:
+        for target, _ in self.graph.writes:
+            t = inputs[target.index] if target.constant is None else target.constant
+            if type(t) is tracing.GradOf:
+                t = t.tensor.grad
+            t.storage.version += 1
+
+    def shares_memory(self, inputs: list) -> bool:
+        """Whether a write would show in another input."""
+        if not self.graph.writes:
+            return False
+        seen: set[int] = set()
+        for t in (*inputs, *self.constants):
+            if id(t.storage) in seen:
+                return True
+            seen.add(id(t.storage))
+        return False
+
+
+def record(
+    function: Callable,
+    flat: list,
+    structure: Any,
+    *,
+    symbolic: Callable[[int, int], bool] | None = None,
+    joint: bool = False,
+    observer: Any = None,
+) -> Recording:
+    """Run `function(*args)` once on stand-ins; `flat` and `structure` are its arguments as a pytree.
+
+    `symbolic(i, dim)` says which sizes of input i are symbolic. `observer` is entered around the call and may give, by `payload()`, values whose
+    tensors become results too: the function's result is then (result, payload). With `joint`, gradients are traced where the result has a history.
+    """
+    recorder = tracing.Recorder()
+    recorder.symbolic, recorder.repeats = symbolic is not None, True
+    guards = Guards()
+    graph = recorder.graph
+    started = tape.next_sequence()
+    stand_ins: list = []
+    with tracing.recording(recorder, keep_stack=True):
+        for x in flat:
+            if isinstance(x, Tensor):
+                at = len(graph.inputs)
+                t = wrap_traced(recorder, graph.input(_spec(x, at, symbolic, guards)))
+                t.needs_grad = x.requires_grad
+                stand_ins.append(t)
+            else:
+                stand_ins.append(x)
+        own = [x for x in stand_ins if isinstance(x, Tensor)]
+        begun = list(graph.inputs)
+        nodes = [(t.needs_grad, t.node) for t in own]
+        try:
+            if observer is None:
+                result = function(*tree_unflatten(stand_ins, structure))
+            else:
+                with observer:
+                    result = function(*tree_unflatten(stand_ins, structure))
+                result = (result, observer.payload())
+            recording = _read(recorder, result, own, begun)
+            if joint:
+                _add_gradients(recorder, recording, result, own, nodes, started)
+        finally:
+            _restore(recorder)
+    recording.sources = [v.constant for v in graph.inputs[recording.count :]]
+    recording.guards = guards if symbolic is not None else None
+    recording.outside_grads = [(t, None if g is None else g.spec) for t, g in recorder.grads_read.values()]
+    graph.verify()
+    return recording
+
+
+def _spec(t: Tensor, number: int, symbolic: Callable[[int, int], bool] | None, guards: Guards) -> Spec:
+    """The spec a stand-in shows."""
+    if symbolic is None or not any(symbolic(number, d) for d in range(t.ndim)):
+        return t.spec.plain()
+    sizes = [SymInt.named(f"s{number}_{d}", n, guards) if symbolic(number, d) else n for d, n in enumerate(t.shape)]
+    return Spec.of(sizes, t.dtype, t.device)
+
+
+def _read(recorder: tracing.Recorder, result: Any, own: list[Tensor], begun: list[Value]) -> Recording:
+    """What the trace gave: outputs, gradients, writes."""
+    graph = recorder.graph
+    recording = Recording(recorder, len(own))
+    numbers = {id(t): i for i, t in enumerate(own)}
+    flat, recording.structure = tree_flatten(result)
+    for x in flat:
+        if not isinstance(x, Tensor):
+            recording.leaves.append((VALUE, x))
+        elif id(x) in numbers:
+            recording.leaves.append((INPUT, numbers[id(x)]))
+        elif "_traced" not in x.__dict__ or id(x) in recorder.mutated:
+            recording.leaves.append((VALUE, x))  # from outside, written to or not
+        else:
+            recording.leaves.append((OUT, len(graph.outputs)))
+            graph.outputs.append(recorder.value_of(x))
+    for t, _ in recorder.grads_before.values():
+        g, at = t.__dict__.get("_grad"), numbers.get(id(t))
+        place = t if at is None else at
+        if at is not None and id(t) in recorder.cleared:
+            recording.cleared_inputs.add(at)
+        if g is None:
+            recording.without_gradient.append(place)
+        elif g.ptr is None:
+            recording.gradients.append((place, len(graph.outputs)))
+            graph.outputs.append(recorder.value_of(g))
+        else:
+            recording.given_gradients.append((place, g))  # a tensor from outside was hung there
+    for t, value in zip(own, begun):
+        now = recorder.value_of(t)
+        if now is not value:
+            graph.writes.append((value, now))
+    for t, value in recorder.mutated.values():
+        graph.writes.append((value, t.__dict__["_traced"][1]))
+    recording.results = len(graph.outputs)
+    return recording
+
+
+def _add_gradients(
+    recorder: tracing.Recorder, recording: Recording, result: Any, own: list[Tensor], nodes: list, started: int
+) -> None:
+    """Extend the graph by the gradients of the results with respect to inputs and tensors from outside."""
+    graph = recorder.graph
+    flat, _ = tree_flatten(result)
+    outs: list[Tensor] = []
+    for x, (kind, at) in zip(flat, recording.leaves):
+        if kind is OUT and at not in recording.differentiable and has_history(x):
+            recording.differentiable.append(at)
+            outs.append(x)
+    if not outs:
+        return
+    wanted = [((INPUT, i), t) for i, (t, (needs, node)) in enumerate(zip(own, nodes)) if needs and t.node is node]
+    wanted += [((VALUE, t), t) for t in recorder.alive if t.needs_grad and id(t) not in recorder.mutated]
+    tangents = []
+    for x in outs:
+        value = graph.input(Spec.of(x.spec.shape, x.spec.dtype, x.spec.device))
+        value.constant = tracing.Tangent(len(recording.tangents))
+        recording.tangents.append(value)
+        tangents.append(wrap_traced(recorder, value))
+    grads = backward.run_backward(outs, tangents, [t for _, t in wanted], retain_graph=True, since=started)
+    for (place, _), g in zip(wanted, grads):
+        if g is not None:
+            recording.wanted.append(place)
+            graph.outputs.append(recorder.value_of(g))
+
+
+def has_history(x: Tensor) -> bool:
+    """Whether a tensor has a history that a backward inside the function has not used up."""
+    edge = tape.edge_of(x)
+    return edge is not None and edge[0] is not None and edge[0].saved is not None
+
+
+def _restore(recorder: tracing.Recorder) -> None:
+    """Tensors from outside as they were before the trace."""
+    for t, _ in recorder.mutated.values():
+        t.__dict__.pop("_traced", None)
+        saved = t.__dict__.pop("_before_trace", None)
+        if saved is not None:
+            t.spec, t.node, t.needs_grad = saved
+    for t, old in recorder.grads_before.values():
+        t.__dict__["_grad"] = old
