@@ -4,7 +4,7 @@
     convolve_transposed(y, w) y [N, O, *windows] -> [N, C, *L]: the gradient of `convolve` by x
     convolve_weight(x, y)     -> [O, C / groups, *kernel]: its gradient by w
 
-Windows are a view; a product over them copies them once, and one channel a group is a single fused reduction. May not know: how
+Floats take kernels that read windows where they lie; elsewhere windows are a view, which a product over them copies once. May not know: how
 products are computed. Entry: `conv1d` … `conv_transpose3d`.
 """
 
@@ -15,12 +15,15 @@ import math
 from flambeau.base.lazy import np
 from flambeau.core.dtype import float32
 from flambeau.core.spec import Spec
-from flambeau.ir.kinds import Composite, common_device
+from flambeau.ir.kinds import Composite, Template, common_device
 from flambeau.ir.op import REGISTRY, declare
+from flambeau.operators.batched import front
 from flambeau.operators.matmul import matrix_product, shown, sum_of_products
 from flambeau.operators.matmul_added import conjugate
 from flambeau.operators.rules import case
-from flambeau.operators.windows import framed, reach_of, window_sum, windows
+from flambeau.operators.windows import framed, padded, reach_of, window_sum, windows
+from flambeau.templates import conv as templates
+from flambeau.templates.conv_depthwise import depthwise
 
 
 # ------------------------------------------------------------------ the three bilinear ops
@@ -36,61 +39,117 @@ def moved(x, *order: int):
     return REGISTRY["permute"](x, order)
 
 
-def is_depthwise(x_channels: int, groups: int) -> bool:
-    return x_channels == groups and groups > 1
-
-
 @declare
-class convolve(Composite):
-    """Sums of products of windows of the input with `weight`, per group; `low` zeros in front, `counts` windows per dim."""
+class convolve_planes(Template):
+    """`convolve` of float dtypes by kernels that read windows where they lie; the bias is added as sums are stored.
+
+    Dtypes: floats, narrow ones summed in float32. Determinism: bitwise, for any number of threads.
+    """
 
     functions = ()
     methods = ()
 
-    def signature(input: Tensor, weight: Tensor, counts, stride, low, dilation, groups): ...
+    def signature(input: Tensor, weight: Tensor, bias: OptionalTensor, counts, stride, low, dilation, groups): ...
 
-    def meta(op, x, w, counts, stride, low, dilation, groups):
+    def meta(op, x, w, bias, counts, stride, low, dilation, groups):
         return Spec.of((x.shape[0], w.shape[0], *counts), x.dtype, common_device("convolution", [x, w]))
 
-    def body(x, w, counts, stride, low, dilation, groups):
+    def lower(op, target, threads, x, w, bias, counts, stride, low, dilation, groups):
+        given = (x.dtype.name, None if bias is None else bias.strides[0])
+        if w.shape[1] == 1 and groups > 1:
+            return depthwise(
+                x.shape, x.strides, w.shape, w.strides, counts, stride, low, dilation, *given, threads=threads
+            )
+        return templates.convolution(
+            x.shape, x.strides, w.shape, w.strides, counts, stride, low, dilation, groups, *given, threads=threads
+        )
+
+    def batch(size, dims, x, w, bias, counts, stride, low, dilation, groups):
+        ops = REGISTRY
+        if dims[1] is None and (bias is None or dims[2] is None):  # more images
+            flat = ops["reshape"](x, (size * x.spec.shape[1], *x.spec.shape[2:]))
+            found = convolve_planes(flat, w, bias, counts, stride, low, dilation, groups)
+            return ops["reshape"](found, (size, x.spec.shape[1], *found.spec.shape[1:])), 0
+        x, w = front(x, dims[0], size), front(w, dims[1], size)  # more groups
+        bias = None if bias is None else ops["reshape"](front(bias, dims[2], size), (-1,))
+        rank, images = len(counts), x.spec.shape[1]
+        x = ops["reshape"](moved(x, 1, 0, *range(2, 3 + rank)), (images, size * x.spec.shape[2], *x.spec.shape[3:]))
+        w = ops["reshape"](w, (size * w.spec.shape[1], *w.spec.shape[2:]))
+        found = convolve_planes(x, w, bias, counts, stride, low, dilation, groups * size)
+        found = ops["reshape"](found, (images, size, found.spec.shape[1] // size, *counts))
+        return moved(found, 1, 0, *range(2, 3 + rank)), 0
+
+    def vjp(g, out, x, w, bias, counts, stride, low, dilation, groups):
+        return convolve.rules.vjp(g, out, x, w, bias, counts, stride, low, dilation, groups)
+
+    def reference(x, w, bias, counts, stride, low, dilation, groups):
+        found = _reference(x, w, counts, stride, low, dilation, groups)
+        return found + (0 if bias is None else np.reshape(bias, (-1, *(1,) * len(counts))))
+
+    def samples(t):
+        yield case(t(2, 4, 7), t(6, 2, 3), None, (4,), (2,), (1,), (1,), 2)
+        yield case(t(2, 3, 5, 6), t(17, 3, 3, 2), t(17), (5, 6), (1, 1), (1, 1), (1, 1), 1)
+        yield case(t(2, 3, 9, 40), t(6, 1, 3, 3), t(6), (3, 38), (3, 1), (0, 1), (1, 2), 3)
+        yield case(t(1, 5, 6, 7), t(4, 5, 1, 1), None, (6, 7), (1, 1), (0, 0), (1, 1), 1)
+        yield case(t(1, 2, 4, 5, 6), t(3, 2, 4, 4, 4), None, (3, 2, 1), (1, 2, 3), (1, 1, -2), (1, 1, 1), 1)
+
+
+def channel_sums(g):
+    """Sums over images and places: the gradient of a bias."""
+    return REGISTRY["sum"](g, (0, *range(2, g.spec.ndim)), False)
+
+
+@declare
+class convolve(Composite):
+    """Sums of products of windows of the input with `weight`, per group, plus `bias`; `low` zeros in front, `counts` windows per dim."""
+
+    functions = ()
+    methods = ()
+
+    def signature(input: Tensor, weight: Tensor, bias: OptionalTensor, counts, stride, low, dilation, groups): ...
+
+    def meta(op, x, w, bias, counts, stride, low, dilation, groups):
+        return Spec.of((x.shape[0], w.shape[0], *counts), x.dtype, common_device("convolution", [x, w]))
+
+    def body(x, w, bias, counts, stride, low, dilation, groups):
         outs, _, *kernel = w.spec.shape
         kernel, rank = tuple(kernel), len(counts)
         n, p, t = x.spec.shape[0], math.prod(counts), math.prod(kernel)
         c = x.spec.shape[1] // groups
-        if p == 0 or t * c == 0 or n == 0:
-            return REGISTRY["full"]((n, outs, *counts), 0, dtype=x.spec.dtype, device=x.spec.device)
+        if p == 0 or t * c == 0 or n == 0 or outs == 0:
+            zeros = REGISTRY["full"]((n, outs, *counts), 0, dtype=x.spec.dtype, device=x.spec.device)
+            return with_bias(zeros, bias, rank)
+        if templates.takes(x.spec.dtype.name):
+            return convolve_planes(x, w, bias, counts, stride, low, dilation, groups)
         found = columns_of(x, kernel, counts, stride, low, dilation, groups)
         if c == 1 and groups > 1:
             taps = REGISTRY["reshape"](w, (1, groups, outs // groups, *(1,) * rank, *kernel))
             found = sum_of_products(found, taps, tuple(range(3 + rank, 3 + 2 * rank)))
-            return REGISTRY["reshape"](found, (n, outs, *counts))
-        dims = range(3, 3 + rank)
-        found = moved(found, 0, 1, 2, *(d + rank for d in dims), *dims)
-        found = REGISTRY["reshape"](found, (n, groups, c * t, p))
-        found = matrix_product(REGISTRY["reshape"](w, (1, groups, outs // groups, c * t)), found)
-        return REGISTRY["reshape"](found, (n, outs, *counts))
+        else:
+            dims = range(3, 3 + rank)
+            found = moved(found, 0, 1, 2, *(d + rank for d in dims), *dims)
+            found = REGISTRY["reshape"](found, (n, groups, c * t, p))
+            found = matrix_product(REGISTRY["reshape"](w, (1, groups, outs // groups, c * t)), found)
+        return with_bias(REGISTRY["reshape"](found, (n, outs, *counts)), bias, rank)
 
-    def vjp(g, out, x, w, counts, stride, low, dilation, groups):
+    def vjp(g, out, x, w, bias, counts, stride, low, dilation, groups):
         sizes, kernel = tuple(x.spec.shape[2:]), tuple(w.spec.shape[2:])
         return (
             convolve_transposed(g, conjugate(w), sizes, stride, low, dilation, groups),
             convolve_weight(conjugate(x), g, kernel, stride, low, dilation, groups),
+            None if bias is None else channel_sums(g),
         )
 
-    def reference(x, w, counts, stride, low, dilation, groups):
-        return _reference(x, w, counts, stride, low, dilation, groups)
+    def reference(x, w, bias, counts, stride, low, dilation, groups):
+        return convolve_planes.rules.reference(x, w, bias, counts, stride, low, dilation, groups)
 
-    def samples(t):
-        yield case(t(2, 4, 7), t(6, 2, 3), (4,), (2,), (1,), (1,), 2)
-        yield case(t(2, 3, 5, 6), t(4, 3, 3, 2), (5, 6), (1, 1), (1, 1), (1, 1), 1)
-        yield case(t(2, 3, 5, 6), t(3, 1, 3, 3), (5, 6), (1, 1), (1, 1), (1, 1), 3)
+    samples = convolve_planes.rules.samples
 
 
 def _reference(x, w, counts, stride, low, dilation, groups):
     rank = len(counts)
     reach = reach_of(counts, w.shape[2:], stride, dilation)
-    wide = np.zeros((*x.shape[:2], *(max(r, n + p) + p for r, n, p in zip(reach, x.shape[2:], low))), x.dtype)
-    wide[(slice(None),) * 2 + tuple(slice(p, p + n) for p, n in zip(low, x.shape[2:]))] = x
+    wide = padded.rules.reference(x, low, reach)
     out = np.zeros((x.shape[0], w.shape[0], *counts), x.dtype)
     per, c = w.shape[0] // groups, w.shape[1]
     for o in range(w.shape[0]):
@@ -121,6 +180,12 @@ class convolve_transposed(Composite):
         kernel, rank, per = tuple(kernel), len(kernel), outs // groups
         if math.prod(sizes) * n * c * outs * math.prod(counts) == 0:
             return REGISTRY["full"]((n, c * groups, *sizes), 0, dtype=y.spec.dtype, device=y.spec.device)
+        if all(n == 1 for n in stride) and templates.takes(y.spec.dtype.name):  # a convolution with the taps in reverse
+            turned = moved(REGISTRY["reshape"](w, (groups, per, c, *kernel)), 0, 2, 1, *range(3, 3 + rank))
+            turned = REGISTRY["reshape"](turned, (groups * c, per, *kernel))
+            turned = REGISTRY["flip"](turned, tuple(range(2, 2 + rank)))
+            far = tuple(d * (n - 1) - p for d, n, p in zip(dilation, kernel, low))
+            return convolve(y, turned, None, sizes, stride, far, dilation, groups)
         p, t = math.prod(counts), math.prod(kernel)
         taps = REGISTRY["reshape"](w, (1, groups, per, c * t))
         rows = REGISTRY["reshape"](y, (n, groups, per, p))
@@ -139,7 +204,7 @@ class convolve_transposed(Composite):
     def vjp(g, out, y, w, sizes, stride, low, dilation, groups):
         counts, kernel = tuple(y.spec.shape[2:]), tuple(w.spec.shape[2:])
         return (
-            convolve(g, conjugate(w), counts, stride, low, dilation, groups),
+            convolve(g, conjugate(w), None, counts, stride, low, dilation, groups),
             convolve_weight(g, conjugate(y), kernel, stride, low, dilation, groups),
         )
 
@@ -194,7 +259,7 @@ class convolve_weight(Composite):
     def vjp(gw, out, x, g, kernel, stride, low, dilation, groups):
         return (
             convolve_transposed(conjugate(g), gw, tuple(x.spec.shape[2:]), stride, low, dilation, groups),
-            convolve(conjugate(x), gw, tuple(g.spec.shape[2:]), stride, low, dilation, groups),
+            convolve(conjugate(x), gw, None, tuple(g.spec.shape[2:]), stride, low, dilation, groups),
         )
 
     def reference(x, g, kernel, stride, low, dilation, groups):
@@ -327,7 +392,7 @@ def conv_body(rank: int):
         geometry = conv_geometry("convolution", x.spec, w.spec, rank, stride, padding, dilation)
         if not batched:
             x = REGISTRY["reshape"](x, (1, *x.spec.shape))
-        out = with_bias(convolve(x, w, *geometry, groups), bias, rank)
+        out = convolve(x, w, bias, *geometry, groups)
         return out if batched else REGISTRY["reshape"](out, tuple(out.spec.shape[1:]))
 
     return body

@@ -1,0 +1,456 @@
+"""Direct convolution: register tiles of channels by neighbouring places, read where they lie in padded planes.
+
+A plane is one channel of one image, padded, and split by stride phase so that every tap of the kernel reads neighbours. Places are
+counted through a plane row by row: a vector of places may run over a row's end, and what lies between rows is computed and not stored.
+    conv_planes   fills the planes (left out where the input serves as it is)
+    conv_weights  packs the weights into panels of `height` output channels, in float32 or wider
+    conv_tiles    height x 2 vectors of sums, one fused multiply-add each per channel and tap; adds the bias as it stores
+The sum of an element runs over channels, then taps: it does not depend on threads or tiles.
+
+May not know: tensors, gradients. Entry: `convolution`, `takes`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+from flambeau.kernel import target as targets
+from flambeau.kernel.dsl import Function, Module, Value
+from flambeau.kernel.target import Target
+from flambeau.kernel.types import Type, f64, i64, ptr
+from flambeau.templates.gemm_pack import pack_function, padded_depth
+from flambeau.templates.launch import Launch, Lowered, Recipe
+from flambeau.templates.loop_program import MEMORY, REGISTER
+from flambeau.templates.windows import ABI, three
+
+DTYPES = ("float32", "float64", "float16", "bfloat16")
+VECTORS = 2
+MOST_UNROLLED = 9  # taps written out one after the other
+TILES = 64  # column tiles of a unit at most: their indices stay in L1
+PANEL_BYTES = 3 << 18  # panels that stay in L2 while tiles of places pass by
+SLACK = 64  # elements behind the planes that a last vector may read
+
+PLANE_FIELDS = (
+    "units", "grain", "n0", "n1", "n2", "p0", "p1", "p2", "s0", "s1", "s2", "f0", "f1", "f2", "q0", "q1", "q2", "x0", "x1", "x2", "channels",
+    "xn", "xc",
+)  # fmt: skip
+WEIGHT_FIELDS = ("units", "grain", "rows", "panels", "channels", "taps", "row_step", "channel_step", "panel_size")
+TILE_FIELDS = (
+    "units", "grain", "rows", "panels", "channels", "taps", "images", "groups", "row_blocks", "block_panels", "column_blocks", "block_tiles",
+    "places", "pitch", "plane_pitch", "c0", "c1", "c2", "plane", "image", "panel_size", "out_row", "has_bias", "bias_step", "limit",
+)  # fmt: skip
+
+
+def takes(dtype: str) -> bool:
+    """Whether these kernels serve a dtype."""
+    return dtype in DTYPES
+
+
+def fused(target: Target) -> bool:
+    """Whether a multiply-add is one instruction."""
+    return target.arch == "aarch64" or target.has("fma")
+
+
+def multiply_add(k: Function, fused: bool, x: Value, y: Value, total: Value) -> Value:
+    return k.fma(x, y, total) if fused else total + x * y
+
+
+# ------------------------------------------------------------------ planes
+def build_planes(target: Target, dtype: str, reading: str) -> Module:
+    """Slots: x, planes, block. A unit is one plane: for every phase, its rows with zeros where the input ends."""
+    module = Module(target.vector_bytes * 8)
+    k = module.function("kernel", ABI)
+    slots, begin, end, _ = k.args
+    x, planes, block = (k.load(slots, ptr, i) for i in range(3))
+    p = {name: k.load(block, i64, i) for i, name in enumerate(PLANE_FIELDS)}
+    memory, compute = MEMORY[dtype], REGISTER[dtype]
+    size = p["f0"] * p["f1"] * p["f2"] * p["q0"] * p["q1"] * p["q2"]
+    with k.range(begin, end) as unit:
+        source = k.offset(x, unit // p["channels"] * p["xn"] + unit % p["channels"] * p["xc"], memory)
+        fill_plane(
+            k,
+            p,
+            source,
+            k.offset(planes, unit * size, compute),
+            memory,
+            compute,
+            target.vector_bytes // compute.size,
+            reading,
+        )
+    k.ret()
+    return module
+
+
+def reading_of(step: int, stride: int) -> str:
+    """How a row of a plane is read: "row" where elements are neighbours, "pairs" where every other one counts, else "any"."""
+    return "any" if step != 1 else {1: "row", 2: "pairs"}.get(stride, "any")
+
+
+def fill_plane(
+    k: Function, p: dict[str, Value], source: Value, to: Value, memory: Type, compute: Type, lanes: int, reading: str
+) -> None:
+    """One channel, padded and split by phase: to[r0, r1, r2, i0, i1, i2] = source[i * s + r - low] for the phases r < f that taps use."""
+    line = k.var(ptr, to)
+    with (
+        k.range(0, p["f0"]) as r0,
+        k.range(0, p["f1"]) as r1,
+        k.range(0, p["f2"]) as r2,
+        k.range(0, p["q0"]) as i0,
+        k.range(0, p["q1"]) as i1,
+    ):
+        y0, y1, first = i0 * p["s0"] + r0 - p["p0"], i1 * p["s1"] + r1 - p["p1"], r2 - p["p2"]
+        inside = (y0 >= 0) & (y0 < p["n0"]) & (y1 >= 0) & (y1 < p["n1"])
+        last = k.select(inside, p["n2"], k.const(i64, 0))
+        row = k.offset(source, y0 * p["x0"] + y1 * p["x1"], memory)
+
+        def within(at: Value, last: Value = last) -> Value:
+            return (at >= 0) & (at < k.splat(last, lanes))
+
+        with k.range(0, p["q2"], lanes) as j:
+            lane = k.iota(i64.vec(lanes))
+            if reading == "row":
+                at = j + first
+                value = k.load(row, memory.vec(lanes), at, mask=within(lane + k.splat(at, lanes)))
+            elif reading == "pairs":
+                at = j * 2 + first
+                halves = [
+                    k.load(row, memory.vec(lanes), at + h, mask=within(lane + k.splat(at + h, lanes)))
+                    for h in (0, lanes)
+                ]
+                value = k.shuffle(*halves, range(0, 2 * lanes, 2))
+            else:
+                at = (lane + k.splat(j, lanes)) * k.splat(p["s2"], lanes) + k.splat(first, lanes)
+                value = k.gather(row, memory, at * k.splat(p["x2"], lanes), mask=within(at))
+            k.store(line.get(), value.to(compute), j, mask=k.tail_mask(p["q2"] - j, lanes))
+        line.set(k.offset(line.get(), p["q2"], compute))
+
+
+def phases(kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]) -> list[int]:
+    """How many of the stride's phases, from 0 on, taps may read in each dim."""
+    return [1 + max(t * d % s for t in range(n)) for n, s, d in zip(kernel, stride, dilation)]
+
+
+# ------------------------------------------------------------------ weights
+def build_weights(target: Target, dtype: str, height: int, dense: bool) -> Module:
+    """Slots: w, packed, block; then the taps' offsets in w. A unit is one panel of one group: `height` rows side by side.
+
+    In `dense` weights channels and taps of a row run on without gaps.
+    """
+    memory, compute = MEMORY[dtype], REGISTER[dtype]
+    module = Module(target.vector_bytes * 8)
+    if dense:
+        pack = pack_function(module, "pack", memory, compute, height, target.vector_bytes // compute.size, "depth")
+    k = module.function("kernel", ABI)
+    slots, begin, end, _ = k.args
+    w, packed, block = (k.load(slots, ptr, i) for i in range(3))
+    p = {name: k.load(block, i64, i) for i, name in enumerate(WEIGHT_FIELDS)}
+    table, depth = k.offset(block, 8 * len(WEIGHT_FIELDS)), p["channels"] * p["taps"]
+    with k.range(begin, end) as unit:
+        group, panel = unit // p["panels"], unit % p["panels"]
+        row = panel * height
+        source = k.offset(w, (group * p["rows"] + row) * p["row_step"], memory)
+        to = k.offset(packed, unit * p["panel_size"], compute)
+        rows = k.minimum(p["rows"] - row, height)
+        if dense:
+            k.call(pack, source, p["row_step"], 1, rows, depth, to, p["panel_size"])
+        else:
+            with k.range(0, height) as i, k.range(0, p["channels"]) as c, k.range(0, p["taps"]) as t:
+                # Rows that are not there repeat the last one: their sums are not stored.
+                line = k.offset(source, k.minimum(i, rows - 1) * p["row_step"] + c * p["channel_step"], memory)
+                value = k.load(line, memory, k.load(table, i64, t)).to(compute)
+                k.store(to, value, (c * p["taps"] + t) * height + i)
+    k.ret()
+    return module
+
+
+# ------------------------------------------------------------------ register tiles
+def build_tiles(target: Target, dtype: str, height: int, taps: int, direct: bool, tiles_outside: bool) -> Module:
+    """Slots: planes (or the input itself if `direct`), packed weights, bias, out, scratch, block; then the taps' offsets in the block.
+
+    A unit is a block of panels by a block of column tiles of one group of one image. `taps` are written out (0: a loop). With
+    `tiles_outside` the panels, which stay in L2, pass by one tile of places, which stays in L1; else the other way round.
+    """
+    memory, compute = MEMORY[dtype], REGISTER[dtype]
+    lanes = target.vector_bytes // compute.size
+    width = lanes * VECTORS
+    module = Module(target.vector_bytes * 8, native_bf16=target.has("avx512bf16"))
+    micro = {
+        masked: build_micro(module, compute, memory, lanes, height, taps, masked, fused(target))
+        for masked in ((False, True) if direct else (False,))
+    }
+    k = module.function("kernel", ABI)
+    slots, begin, end, tid = k.args
+    slot = {
+        name: k.load(slots, ptr, i) for i, name in enumerate(("planes", "packed", "bias", "out", "scratch", "block"))
+    }
+    p = {name: k.load(slot["block"], i64, i) for i, name in enumerate(TILE_FIELDS)}
+    table = k.offset(slot["block"], 8 * len(TILE_FIELDS))
+    record = width * 8 + 64  # indices of the places (-1: not stored), then per vector whether all are stored
+    scratch = k.offset(slot["scratch"], tid * (TILES * record))
+    with k.range(begin, end) as unit:
+        rest, column_block = unit // p["column_blocks"], unit % p["column_blocks"]
+        rest, row_block = rest // p["row_blocks"], rest % p["row_blocks"]
+        image, group = rest // p["groups"], rest % p["groups"]
+        first = column_block * p["block_tiles"]
+        tiles = k.minimum(p["block_tiles"], (p["places"] + (width - 1)) // width - first)
+        with k.range(0, tiles) as tile:
+            index_places(k, p, (first + tile) * width, k.offset(scratch, tile * record), lanes)
+        channels = k.offset(slot["planes"], image * p["image"] + group * p["channels"] * p["plane"], compute)
+        panel0 = row_block * p["block_panels"]
+        last = k.minimum(p["panels"], panel0 + p["block_panels"])
+
+        def one(panel: Value, tile: Value) -> None:
+            a = k.offset(slot["packed"], (group * p["panels"] + panel) * p["panel_size"], compute)
+            row = group * p["rows"] + panel * height
+            out = k.offset(slot["out"], (image * p["groups"] * p["rows"] + row) * p["out_row"], memory)
+            rows = k.minimum(p["rows"] - panel * height, height)
+            place = (first + tile) * width
+            arguments = (p["channels"], p["taps"], table, a, k.offset(channels, place, compute), p["plane"], out, p["out_row"],
+                         k.offset(scratch, tile * record), rows, k.offset(slot["bias"], row * p["bias_step"], memory),
+                         p["has_bias"], p["bias_step"], p["limit"] - place)  # fmt: skip
+            if direct:
+                k.when_else(
+                    place + width > p["limit"],
+                    lambda: k.call(micro[True], *arguments),
+                    lambda: k.call(micro[False], *arguments),
+                )
+            else:
+                k.call(micro[False], *arguments)
+
+        if tiles_outside:
+            with k.range(0, tiles) as tile, k.range(panel0, last) as panel:
+                one(panel, tile)
+        else:
+            with k.range(panel0, last) as panel, k.range(0, tiles) as tile:
+                one(panel, tile)
+    k.ret()
+    return module
+
+
+def index_places(k: Function, p: dict[str, Value], start: Value, record: Value, lanes: int) -> None:
+    """Where in a channel of the result each place of a tile goes, or -1; per vector, whether all places are stored."""
+    for v in range(VECTORS):
+        place = k.iota(i64.vec(lanes)) + k.splat(start + v * lanes, lanes)
+
+        def quotient(x: Value, by: Value) -> Value:  # exact: places stay below 2**50
+            return ((x.to(f64) + 0.5) * k.splat(1.0 / by.to(f64), lanes)).truncated(i64)
+
+        a = quotient(place, p["plane_pitch"])
+        rest = place - a * k.splat(p["plane_pitch"], lanes)
+        b = quotient(rest, p["pitch"])
+        c = rest - b * k.splat(p["pitch"], lanes)
+        c0, c1, c2 = (k.splat(p[name], lanes) for name in ("c0", "c1", "c2"))
+        stored = (a < c0) & (b < c1) & (c < c2)
+        k.store(record, k.select(stored, (a * c1 + b) * c2 + c, k.const(i64.vec(lanes), -1)), v * lanes)
+        some_missing = k.any(~stored)
+        k.store(record, k.select(some_missing, k.const(i64, 0), k.const(i64, 1)), VECTORS * lanes + v)
+
+
+def build_micro(
+    module: Module, compute: Type, memory: Type, lanes: int, height: int, taps: int, masked: bool, fused: bool
+) -> Function:
+    """The sums of `height` channels by two vectors of places over all input channels and taps, stored where the record says."""
+    k = module.function(
+        "tile_masked" if masked else "tile",
+        [("channels", i64), ("taps", i64), ("table", ptr), ("a", ptr), ("b", ptr), ("plane", i64), ("out", ptr), ("out_row", i64), ("record", ptr),
+         ("rows", i64), ("bias", ptr), ("has_bias", i64), ("bias_step", i64), ("left", i64)],
+        internal=True,
+    )  # fmt: skip
+    channels, count, table, a, b, plane, out, out_row, record, rows, bias, has_bias, bias_step, left = k.args
+    vector = compute.vec(lanes)
+    sums = [[k.var(vector, 0) for _ in range(VECTORS)] for _ in range(height)]
+    a_now, b_now = k.var(ptr, a), k.var(ptr, b)
+    masks = [k.tail_mask(left - v * lanes, lanes) if masked else None for v in range(VECTORS)]
+
+    def step(weights: Value, line: Value, at: int) -> None:
+        y = [k.load(line, vector, v * lanes, mask=masks[v]) for v in range(VECTORS)]
+        if taps == 1:  # rows of one tap are far apart: fetch those of the next tile while there is time
+            for v in range(VECTORS):
+                k.prefetch(line, (3 * VECTORS + v) * lanes * compute.size)
+        for i in range(height):
+            x = k.splat(k.load(k.offset(weights, (at * height + i) * compute.size), compute), lanes)
+            for v in range(VECTORS):
+                sums[i][v].set(multiply_add(k, fused, x, y[v], sums[i][v].get()))
+
+    def channel(many: int) -> None:
+        """The next `many` channels (one, unless there is one tap)."""
+        weights, here = a_now.get(), b_now.get()
+        if taps:
+            for c in range(many):
+                base = here if c == 0 else k.offset(here, plane * (compute.size * c))
+                for t in range(taps):
+                    line = k.offset(base, k.load(table, i64, t), compute)
+                    step(weights, line, c * taps + t)
+            a_now.set(k.offset(weights, many * taps * height * compute.size))
+        else:
+            with k.range(0, count) as t:
+                step(a_now.get(), k.offset(here, k.load(table, i64, t), compute), 0)
+                a_now.set(k.offset(a_now.get(), height * compute.size))
+        b_now.set(k.offset(here, plane * (compute.size * many)))
+
+    many = 4 if taps == 1 else 1
+    if many > 1:
+        with k.range(0, channels >> 2):
+            channel(many)
+    with k.range(0, channels & (many - 1) if many > 1 else channels):
+        channel(1)
+
+    tile = k.stack(height * VECTORS * lanes * compute.size)
+    full = k.load(record, i64, VECTORS * lanes) & k.load(record, i64, VECTORS * lanes + 1)
+
+    def straight() -> None:
+        to = k.offset(out, k.load(record, i64), memory)
+        for i in range(height):
+            for v in range(VECTORS):
+                k.store(k.offset(to, out_row * i, memory), sums[i][v].get().to(memory), v * lanes)
+
+    def by_index() -> None:
+        for i in range(height):
+            for v in range(VECTORS):
+                k.store(tile, sums[i][v].get(), (i * VECTORS + v) * lanes)
+        with k.range(0, rows) as i:
+            line, to = k.offset(tile, i * (VECTORS * lanes), compute), k.offset(out, i * out_row, memory)
+            extra = k.var(compute, 0)
+            with k.when(has_bias.ne(0)):
+                extra.set(k.load(bias, memory, i * bias_step).to(compute))
+            for v in range(VECTORS):
+                value = (k.load(line, vector, v * lanes) + k.splat(extra.get(), lanes)).to(memory)
+                index = k.load(record, i64.vec(lanes), v * lanes)
+
+                def all_of_it(v: int = v, value: Value = value, to: Value = to) -> None:
+                    k.store(to, value, k.load(record, i64, v * lanes))
+
+                def some_of_it(index: Value = index, value: Value = value, to: Value = to) -> None:
+                    k.scatter(to, value, index, mask=index >= 0)
+
+                k.when_else(k.load(record, i64, VECTORS * lanes + v).ne(0), all_of_it, some_of_it)
+
+    adjacent = k.load(record, i64, lanes).eq(k.load(record, i64) + lanes)
+    k.when_else((rows >= height) & full.ne(0) & adjacent & has_bias.eq(0), straight, by_index)
+    k.ret()
+    return k
+
+
+# ------------------------------------------------------------------ lowering
+def best_height(rows: int, most: int) -> int:
+    """The register tile's rows: as few unused ones as possible, then as many as possible."""
+    if rows <= most:
+        return rows
+    return min(range(max(1, most * 2 // 3), most + 1), key=lambda h: (-(-rows // h) * h, -h))
+
+
+def convolution(
+    x_shape: Sequence[int],
+    x_strides: Sequence[int],
+    w_shape: Sequence[int],
+    w_strides: Sequence[int],
+    counts: Sequence[int],
+    stride: Sequence[int],
+    low: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    dtype: str,
+    bias_stride: int | None,
+    *,
+    threads: int,
+) -> Lowered:
+    """Launches for out [N, O, *counts] from operands 0 x [N, C, *L], 1 w [O, C / groups, *kernel], 2 bias [O] if there is one.
+
+    `low` zeros lie in front of every spatial dim (fewer than none: elements are cut off). Determinism: bitwise.
+    """
+    target = targets.current()
+    compute = REGISTER[dtype]
+    lanes = target.vector_bytes // compute.size
+    images, x_channels = x_shape[:2]
+    outs, channels, *kernel = w_shape
+    if images * outs * math.prod(counts) == 0:
+        return Lowered(())
+    rows = outs // groups
+    k3, c3, s3, d3 = three(kernel, 1), three(counts, 1), three(stride, 1), three(dilation, 1)
+    p3, n3, x3 = three(low, 0), three(x_shape[2:], 1), three(x_strides[2:], 0)
+    reach = [(c - 1) * s + (t - 1) * d + 1 for c, s, t, d in zip(c3, s3, k3, d3)]
+    q3 = [-(-r // s) for r, s in zip(reach, s3)]
+    f3 = phases(k3, s3, d3)
+    taps = tap_offsets(k3, s3, d3, q3, f3)
+    pitch, plane_pitch = q3[2], q3[1] * q3[2]
+    plane = math.prod(f3) * math.prod(q3)
+    places = (c3[0] - 1) * plane_pitch + (c3[1] - 1) * pitch + c3[2]
+    dense = all(x3[d] == math.prod(n3[d + 1 :]) or n3[d] == 1 for d in range(3))
+    direct = dense and all(s == 1 for s in s3) and not any(p3) and list(n3) == q3 and dtype in ("float32", "float64")
+    direct = direct and x_strides[1] >= plane and x_strides[0] >= 0
+    launches, scratch = [], []
+    inputs = 2 if bias_stride is None else 3
+    out = inputs
+    planes_slot = 0
+    plane_stride, image_stride = x_strides[1], x_strides[0]
+    if not direct:
+        planes_slot, plane_stride, image_stride = out + 1, plane, plane * x_channels
+        fields = (
+            images * x_channels,
+            max(1, 16384 // plane),
+            *n3,
+            *p3,
+            *s3,
+            *f3,
+            *q3,
+            *x3,
+            x_channels,
+            x_strides[0],
+            x_strides[1],
+        )
+        recipe = Recipe("conv_planes", (dtype, reading_of(x3[2], s3[2])), build_planes)
+        launches.append(Launch(recipe, (0, planes_slot), fields))
+        scratch.append((images * plane * x_channels + SLACK + max(taps)) * compute.size)
+    height = best_height(rows, 14 if target.vector_bytes == 64 or target.arch == "aarch64" else 6)
+    panels, depth = -(-rows // height), channels * len(taps)
+    panel_size = padded_depth(depth) * height + 64
+    packed_slot = out + 1 + len(scratch)
+    places_in_w = weight_offsets(kernel, w_strides[2:])
+    dense = places_in_w == list(range(len(taps))) and (channels == 1 or w_strides[1] == len(taps))
+    grain = max(1, 8192 // max(1, depth * height))
+    fields = (groups * panels, grain, rows, panels, channels, len(taps), *w_strides[:2], panel_size, *places_in_w)
+    launches.append(Launch(Recipe("conv_weights", (dtype, height, dense), build_weights), (1, packed_slot), fields))
+    scratch.append((groups * panels * panel_size + 64) * compute.size)
+    width = lanes * VECTORS
+    column_tiles = -(-places // width)
+    block_tiles, block_panels = min(TILES, column_tiles), panels
+    wanted = 4 * threads if threads > 1 else 1
+    while images * groups * -(-column_tiles // block_tiles) * -(-panels // block_panels) < wanted and block_tiles > 4:
+        block_tiles = -(-block_tiles // 2)
+    while images * groups * -(-column_tiles // block_tiles) * -(-panels // block_panels) < wanted and block_panels > 1:
+        block_panels = -(-block_panels // 2)
+    column_blocks, row_blocks = -(-column_tiles // block_tiles), -(-panels // block_panels)
+    work = block_tiles * width * block_panels * height * depth
+    limit = places + max(taps) if not direct else places
+    fields = (images * groups * row_blocks * column_blocks, max(1, (1 << 17) // max(1, work)), rows, panels, channels, len(taps), images, groups, row_blocks,
+              block_panels, column_blocks, block_tiles, places, pitch, plane_pitch, *c3, plane_stride, image_stride, panel_size, math.prod(c3),
+              int(bias_stride is not None), bias_stride or 0,
+              limit, *taps)  # fmt: skip
+    written_out = len(taps) if len(taps) <= MOST_UNROLLED else 0
+    tiles_outside = block_panels * panel_size * compute.size <= PANEL_BYTES
+    recipe = Recipe("conv_tiles", (dtype, height, written_out, direct, tiles_outside), build_tiles)
+    launches.append(Launch(recipe, (planes_slot, packed_slot, 2, out, packed_slot + 1), fields))
+    scratch.append(threads * TILES * (width * 8 + 64) + 64)
+    return Lowered(tuple(launches), tuple(scratch))
+
+
+def tap_offsets(
+    kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int], sizes: Sequence[int], split: Sequence[int]
+) -> list[int]:
+    """Offset of each tap in a plane, from the place it is read for: its phase, then its position in the phase."""
+    found = []
+    for t0 in range(kernel[0]):
+        for t1 in range(kernel[1]):
+            for t2 in range(kernel[2]):
+                at = [t * d for t, d in zip((t0, t1, t2), dilation)]
+                phase, place = [a % s for a, s in zip(at, stride)], [a // s for a, s in zip(at, stride)]
+                which = (phase[0] * split[1] + phase[1]) * split[2] + phase[2]
+                found.append(which * math.prod(sizes) + (place[0] * sizes[1] + place[1]) * sizes[2] + place[2])
+    return found
+
+
+def weight_offsets(kernel: Sequence[int], strides: Sequence[int]) -> list[int]:
+    """Offset of each tap in the weights of one pair of channels."""
+    return [sum(t * s for t, s in zip(place, strides)) for place in itertools.product(*(range(n) for n in kernel))]
