@@ -22,8 +22,10 @@ from flambeau.base.errors import message
 from flambeau.core.device import as_device
 from flambeau.core.dtype import dtype as DType
 from flambeau.core.dtype import get_default_dtype, int64, uint8
-from flambeau.engine import in_place
+from flambeau.engine import in_place, recording
 from flambeau.factories import empty
+from flambeau.ir.bind import MODES
+from flambeau.ir import tracing
 from flambeau.ir.op import REGISTRY
 
 __all__ = [
@@ -67,6 +69,7 @@ class Generator:
 
     def manual_seed(self, seed: int) -> Generator:
         """Start again from `seed`. Raises: ValueError unless -2**63 <= seed < 2**64."""
+        recording.refuse_host_work("manual_seed")
         seed = int(seed)
         if not -(1 << 63) <= seed < MANY_BITS:
             raise ValueError(message("manual_seed", "the seed must be in [-2**63, 2**64)", str(seed)))
@@ -116,7 +119,18 @@ class Generator:
         return twin
 
     def draw(self) -> tuple[int, int]:
-        """(seed, offset) of the next draw, as kernels take them."""
+        """(seed, offset) of the next draw, as kernels take them: numbers, or tensors while a graph is captured, which each replay sets anew."""
+        trace = tracing.current() if MODES else None
+        if trace is not None and trace.repeats:
+            return trace.host(self._next, (int, int))
+        recorder = recording.active() if MODES else None
+        if recorder is not None:
+            cells = empty(2, dtype=int64)
+            recorder.draws.append((self, cells))
+            return cells[0], cells[1]
+        return self._next()
+
+    def _next(self) -> tuple[int, int]:
         with self._lock:
             count = self._count
             self._count = count + 1

@@ -39,6 +39,7 @@ from flambeau.checkpoint.records import (
 from flambeau.core.device import CPU, device
 from flambeau.core.dtype import BY_NAME, dtype, uint8
 from flambeau.core.spec import Size, Spec
+from flambeau.engine import recording
 from flambeau.ir.op import REGISTRY
 from flambeau.nn.parameter import Buffer, Parameter, is_lazy
 
@@ -110,6 +111,7 @@ def save(obj: Any, f: File) -> None:
     Raises: TypeError, naming the key path, for anything else in `obj`.
     Determinism: equal values give equal files. Source: torch.save.
     """
+    recording.refuse_values("save")
     describe = TensorDescriber()
     if isinstance(f, str | os.PathLike):
         with atomic_file(f) as stream:

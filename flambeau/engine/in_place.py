@@ -13,7 +13,7 @@ from typing import Any
 from flambeau.base.settings import settings
 from flambeau.core.dtype import can_cast
 from flambeau.core.layout import has_internal_overlap
-from flambeau.engine import eager, validate
+from flambeau.engine import eager, recording, validate
 from flambeau.engine.plan import Plan, make_plan
 from flambeau.ir import bind, tracing
 from flambeau.ir.op import POINTWISE, REGISTRY, Op
@@ -68,7 +68,7 @@ def run(op: Op, args: tuple) -> Any:
             if len(op.in_place_plans) > MOST_PLANS:
                 op.in_place_plans.clear()
             plan = op.in_place_plans[running] = plan_for(running, spec)
-        watched = validate.watch(op, args) if settings.validate else None
+        watched = validate.watch(op, args) if settings.validate and recording.current() is None else None
         eager.run_plan(plan, inputs)
         if watched is not None:
             watched.check((target,), info.graph())

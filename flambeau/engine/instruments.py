@@ -100,6 +100,7 @@ def timed(entry: Any, step: Step) -> Any:
             params = words_at(slots[-1], len(step.params))
             stages.line(f"kernel {name}: {rates(ns, operations(nest, params), traffic_bytes(nest, params))}")
 
+    run.__wrapped__ = entry
     return run
 
 

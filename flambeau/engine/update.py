@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from flambeau.core.device import CPU
-from flambeau.engine import eager
+from flambeau.engine import eager, recording
 from flambeau.engine.plan import Launch, Plan, make_plan
 from flambeau.ir import bind, tracing
 from flambeau.ir.graph import number_spec
@@ -36,7 +36,8 @@ def run(
 ) -> None:
     """tensors[i] for i in `written` become function(*tensors, *numbers, *flags). No autograd."""
     values = (*tensors, *numbers)
-    if bind.MODES or any(hasattr(x, "spec") and x.spec.is_slow for x in values):
+    recorder = recording.active() if bind.MODES else None
+    if (bind.MODES and recorder is None) or any(hasattr(x, "spec") and x.spec.is_slow for x in values):
         run_slowly(function, written, values, flags)
         return
     key = (function, flags, *[x.spec if hasattr(x, "spec") else type(x) for x in values])
@@ -47,7 +48,9 @@ def run(
         found = _plans[key] = _shortened(plan_for(function, written, values, flags))
     entry, positions, block, plan = found
     memory = [x.ptr if hasattr(x, "spec") else x for x in values]
-    if entry is not None:
+    if recorder is not None:
+        recorder.run(plan, memory, values)
+    elif entry is not None:
         entry(*[memory[i] for i in positions], block)
     else:
         plan.run(memory, values)
@@ -82,7 +85,7 @@ def compute(
 ) -> tuple:
     """function(*tensors, *numbers, *flags), planned as one graph: a tuple of new tensors. No autograd."""
     values = (*tensors, *numbers)
-    if bind.MODES or any(hasattr(x, "spec") and x.spec.is_slow for x in values):
+    if (bind.MODES and recording.active() is None) or any(hasattr(x, "spec") and x.spec.is_slow for x in values):
         return function(*values, *flags)
     key = (function, flags, "compute", *[x.spec if hasattr(x, "spec") else type(x) for x in values])
     found = _plans.get(key)

@@ -18,6 +18,7 @@ from flambeau.core.formats import contiguous_format, is_in
 from flambeau.core.layout import broadcast_shapes, canonical_dim, infer_shape, view_strides
 from flambeau.core.spec import Size, Spec
 from flambeau.core.symbolic import as_size
+from flambeau.engine import recording
 from flambeau.factories import sizes_of
 from flambeau.ir.bind import MODES
 from flambeau.ir.op import REGISTRY
@@ -769,6 +770,8 @@ def resize_(self: Tensor, *sizes: Any, memory_format: Any = None) -> Tensor:
         )
     spec = Spec.of(shape, self.spec.dtype, self.spec.device)
     if spec.nbytes > self.spec.nbytes:
+        if MODES:
+            recording.refuse_host_work("resize_")
         larger = tensor_of(spec)
         if self.spec.numel:
             ctypes.memmove(larger.ptr, self.ptr, self.spec.nbytes)
@@ -884,7 +887,6 @@ def install() -> None:
         setattr(Tensor, f.__name__, f)
     Tensor.moveaxis = movedim
     Tensor.__iter__ = iterate
-    Tensor.is_conj = Tensor.is_neg = _never
     for name, getter in (("T", _reversed_dims), ("mT", _matrices_transposed), ("H", _hermitian), ("mH", adjoint)):
         setattr(Tensor, name, property(getter))
     Tensor.narrow_copy = globals()["narrow_copy"]

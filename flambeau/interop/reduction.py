@@ -12,6 +12,7 @@ from flambeau._tensor import empty as tensor_of
 from flambeau.core.device import CPU
 from flambeau.core.dtype import BY_NAME
 from flambeau.core.spec import Spec
+from flambeau.engine import recording
 from flambeau.ir.op import REGISTRY
 
 __all__ = ["install", "plain_values"]
@@ -24,6 +25,7 @@ def plain_values(t: Tensor) -> Tensor:
             "pickle: Cowardly refusing to serialize a non-leaf tensor which requires_grad: its history cannot go along. Call .detach() "
             "first."
         )
+    recording.refuse_values("pickle")
     t = t.detach()
     t = t if t.spec.device is CPU else t.cpu()
     return t if t.spec.contiguous else REGISTRY["contiguous_copy"](t)
@@ -52,6 +54,7 @@ def share_memory_(self: Tensor) -> Tensor:
         return self
     from flambeau.interop.shared import SharedBlock  # brings multiprocessing, which few programs want
 
+    recording.refuse_host_work("share_memory_")
     plain = self.detach()
     block = SharedBlock(nbytes=self.spec.nbytes)
     block.forget_name()

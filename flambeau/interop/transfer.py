@@ -11,6 +11,7 @@ from typing import Any
 from flambeau._tensor import Tensor, empty
 from flambeau.core.device import CPU, META, device
 from flambeau.core.spec import Spec
+from flambeau.engine import recording
 from flambeau.ir import tracing
 from flambeau.ir.op import REGISTRY
 from flambeau.runtime import sim
@@ -39,6 +40,7 @@ def move(t: Tensor, target: device, non_blocking: bool = False) -> Tensor:
         )
     if t.ptr is None or tracing.current() is not None:
         raise RuntimeError("to: a tensor cannot change its device while a function is traced. Move it outside.")
+    recording.refuse_host_work("to")
     t = REGISTRY["contiguous_copy"](t) if not t.spec.contiguous else t
     result = empty(Spec.of(t.shape, t.dtype, target))
     count = t.spec.numel * t.spec.dtype.itemsize

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import threading
 import time
 from array import array
@@ -40,6 +41,7 @@ __all__ = [
     "default_num_threads",
     "entry",
     "get_num_threads",
+    "kernel_of",
     "parallel_run",
     "set_num_threads",
     "wait_until_idle",
@@ -176,6 +178,12 @@ def entry(address: int) -> Entry:
                 _threads.apply()
         found = _entries[address] = native().make_entry(address)
     return found
+
+
+def kernel_of(run: Entry) -> int:
+    """The address of the kernel that an entry runs; an entry wrapped to be watched says what it wraps in `__wrapped__`."""
+    words = getattr(run, "__wrapped__", run).__self__
+    return int.from_bytes(words[8:16], sys.byteorder)
 
 
 def parallel_run(address: int, *slots: int | float) -> None:
