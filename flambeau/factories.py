@@ -35,6 +35,8 @@ from flambeau.core.formats import memory_format, preserve_format, strides_in
 from flambeau.core.layout import contiguous_strides, has_internal_overlap
 from flambeau.core.spec import Size, Spec
 from flambeau.core.symbolic import as_size
+from flambeau.engine import recording
+from flambeau.ir.bind import MODES
 from flambeau.ir.kinds import dense_strides_like
 from flambeau.ir.op import REGISTRY
 
@@ -775,6 +777,8 @@ def _packed(shape: tuple[int, ...], flat: list[Any], d: dtype) -> Tensor:
             )
         ) from None
     ctypes.memmove(t.ptr, raw, t.spec.numel * d.itemsize)
+    if MODES and recording.active() is not None:  # every replay starts from these values, whatever was written to the tensor since
+        return REGISTRY["clone"](t)
     return t
 
 

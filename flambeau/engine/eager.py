@@ -13,9 +13,10 @@ from typing import Any
 
 from flambeau.base.settings import settings
 from flambeau.core.spec import NumberSpec, Spec
-from flambeau.engine import dense, instruments, validate
+from flambeau.engine import dense, instruments, recording, validate
 from flambeau.engine.plan import Plan, make_plan
 from flambeau.ir import tracing
+from flambeau.ir.bind import MODES
 from flambeau.ir.graph import Graph, infer, number_spec
 from flambeau.ir.op import REGISTRY, VIEW, Op
 from flambeau.runtime import launch
@@ -192,7 +193,7 @@ def execute(info: Info, args: tuple) -> Any:
         hooks.record(info, args, (out,))
         return out
     inputs = inputs_of(op, args)
-    watched = validate.watch(op, args) if settings.validate else None
+    watched = validate.watch(op, args) if settings.validate and recording.current() is None else None
     outs = run_plan(info.plan or info.make_plan(), inputs)
     if watched is not None:
         watched.check(outs, info.graph())
@@ -202,6 +203,8 @@ def execute(info: Info, args: tuple) -> Any:
 
 def run_plan(plan: Plan, inputs: list) -> tuple:
     """Tensors that a plan gives for tensors and numbers."""
+    if MODES and recording.current() is not None:
+        return run_recorded(plan, inputs)
     address = hooks.address
     memory = plan.run([address(x) if hasattr(x, "spec") else x for x in inputs], inputs)
     outs: list = []
@@ -213,6 +216,24 @@ def run_plan(plan: Plan, inputs: list) -> tuple:
         base = made.get(position)
         if base is None:
             base = made[position] = hooks.wrap(plan.temps[position - plan.inputs], memory[position])
+        outs.append(base if spec is base.spec and not offset else hooks.wrap_view(base, spec, offset, None, None))
+    return tuple(outs)
+
+
+def run_recorded(plan: Plan, inputs: list) -> tuple:
+    """As `run_plan` while this thread records launches: nothing is computed, and results have memory of the recording."""
+    recorder, address = recording.current(), hooks.address
+    memory = recorder.run(plan, [address(x) if hasattr(x, "spec") else x for x in inputs], inputs)
+    outs: list = []
+    made: dict[int, Any] = {}
+    for position, spec, offset, is_input in plan.outputs:
+        if is_input:
+            outs.append(hooks.wrap_view(inputs[position], spec, offset, None, None))
+            continue
+        base = made.get(position)
+        if base is None:
+            fresh = plan.temps[position - plan.inputs]
+            base = made[position] = recorder.adopt(hooks.wrap(fresh, memory[position]), fresh)
         outs.append(base if spec is base.spec and not offset else hooks.wrap_view(base, spec, offset, None, None))
     return tuple(outs)
 
