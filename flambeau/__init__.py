@@ -6,20 +6,16 @@ Functions are the ops' declarations (`operators/`), made when first asked for; t
 from __future__ import annotations
 
 import importlib
+from math import e, inf, nan, pi
 
 import flambeau.operators
 from flambeau import autograd, cpu, fft, func, linalg, masked, nn, sim, special
 from flambeau._tensor import Tensor, install_methods
 from flambeau.arrays import from_numpy
 from flambeau.core.device import device
-from flambeau.core.dtype import (
-    ALIASES,
-    BY_NAME,
-    can_cast,
-    dtype,
-    get_default_dtype,
-    promote_types,
-)
+from flambeau.core.dtype import ALIASES as _ALIASES
+from flambeau.core.dtype import BY_NAME as _BY_NAME
+from flambeau.core.dtype import can_cast, dtype, get_default_dtype, promote_types
 from flambeau.core.formats import (
     channels_last,
     channels_last_3d,
@@ -29,6 +25,7 @@ from flambeau.core.formats import (
     preserve_format,
     strided,
 )
+from flambeau.core.limits import *
 from flambeau.core.spec import Size
 from flambeau.engine.eager import set_num_threads
 from flambeau.factories import *
@@ -37,15 +34,21 @@ from flambeau.forms.counting import *
 from flambeau.forms.counting import install as _install_counting
 from flambeau.forms.join import *
 from flambeau.forms.join import install as _install_joins
+from flambeau.forms.legacy import *
+from flambeau.forms.legacy import install as _install_legacy
+from flambeau.forms.legacy import typename
 from flambeau.forms.linear_algebra import *
 from flambeau.forms.linear_algebra import install as _install_linear_algebra
 from flambeau.forms.pointwise import *
 from flambeau.forms.pointwise import install as _install_pointwise
+from flambeau.forms.questions import *
+from flambeau.forms.questions import install as _install_questions
 from flambeau.forms.reduction import *
 from flambeau.forms.reduction import install as _install_reductions
 from flambeau.forms.shape import *
 from flambeau.forms.shape import common_shape as broadcast_shapes
 from flambeau.forms.shape import install as _install_shapes
+from flambeau.forms.switches import *
 from flambeau.forms.whole_or_dim import *
 from flambeau.func import vmap
 from flambeau.indexing import *
@@ -66,9 +69,11 @@ from flambeau.tape.grad_mode import (
     set_grad_enabled,
 )
 from flambeau.tensor_methods import install as _install_hand_written
+from flambeau.tensor_methods import zero_
+from flambeau.version import __version__
 
-globals().update(BY_NAME)
-globals().update(ALIASES)
+globals().update(_BY_NAME)
+globals().update(_ALIASES)
 _install_factories()
 _install_shapes()
 _install_joins()
@@ -78,11 +83,13 @@ _install_hand_written()
 _install_reductions()
 _install_counting()
 _install_pointwise(from_numpy)
+_install_legacy()
+_install_questions()
 _install_random()
 _install_reduction()
 install_methods()
 
-__version__ = "0.1.0"
+newaxis = None
 _declared, __dir__ = names_of("", globals())
 
 
@@ -100,6 +107,9 @@ _OF_NETWORKS = {
     "norm_except_dim": ("flambeau.nn.utils.weight_norm", "norm_except_dim"),
 }
 
+# Imported when first used.
+_PACKAGES = ("accelerator", "backends", "cuda", "mps", "optim", "utils", "version", "xpu")
+
 
 def __getattr__(name: str):
     """Ops by name, sub-packages, and the functions for files, whose package is loaded when first used."""
@@ -107,7 +117,7 @@ def __getattr__(name: str):
         module, attribute = _OF_NETWORKS[name]
         globals()[name] = getattr(importlib.import_module(module), attribute)
         return globals()[name]
-    if name in ("optim", "utils"):
+    if name in _PACKAGES:
         return importlib.import_module(f"flambeau.{name}")
     if name not in ("load", "save", "serialization"):
         return _declared(name)

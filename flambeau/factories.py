@@ -49,6 +49,7 @@ __all__ = [
     "empty_permuted",
     "empty_strided",
     "eye",
+    "frombuffer",
     "full",
     "full_like",
     "linspace",
@@ -777,7 +778,9 @@ def _packed(shape: tuple[int, ...], flat: list[Any], d: dtype) -> Tensor:
             )
         ) from None
     ctypes.memmove(t.ptr, raw, t.spec.numel * d.itemsize)
-    if MODES and recording.active() is not None:  # every replay starts from these values, whatever was written to the tensor since
+    if (
+        MODES and recording.active() is not None
+    ):  # every replay starts from these values, whatever was written to the tensor since
         return REGISTRY["clone"](t)
     return t
 
@@ -853,6 +856,36 @@ def asarray(
     if not requires_grad and isinstance(obj, Tensor) and t.needs_grad:
         t = t.detach()
     return finished(t, requires_grad)
+
+
+def frombuffer(buffer: Any, *, dtype: dtype, count: int = -1, offset: int = 0, requires_grad: bool = False) -> Tensor:
+    """A 1-d tensor on the memory of a writable (or read-only) buffer: `count` elements (all, if negative) from byte `offset`.
+
+    Raises: ValueError where the buffer has no such elements.
+    """
+    raw = np.frombuffer(buffer, dtype="uint8")
+    if not 0 <= offset < max(1, raw.size):
+        raise ValueError(
+            message("frombuffer", f"offset must be within the buffer's {raw.size} bytes (greater or equal 0)", offset)
+        )
+    have = (raw.size - offset) // dtype.itemsize
+    if count < 0:
+        if (raw.size - offset) % dtype.itemsize:
+            raise ValueError(
+                message(
+                    "frombuffer",
+                    f"buffer length after offset must be a multiple of {dtype.itemsize} bytes",
+                    raw.size - offset,
+                )
+            )
+        count = have
+    if count == 0 or count > have:
+        raise ValueError(
+            message("frombuffer", f"the buffer must hold the elements asked for: it has {have} after offset", count)
+        )
+    bytes_ = raw[offset : offset + count * dtype.itemsize]
+    t = from_numpy(bytes_ if bytes_.flags.writeable else bytes_.copy())
+    return finished(t if t.dtype is dtype else t.view(dtype), requires_grad)
 
 
 # ------------------------------------------------------------------ methods

@@ -8,8 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 from flambeau._tensor import Tensor
+from flambeau.base.errors import message
 from flambeau.core.device import as_device, device
 from flambeau.core.dtype import ALIASES, BY_NAME, dtype
+from flambeau.factories import tensor as from_data
 from flambeau.interop.arrays import to_numpy
 from flambeau.interop.transfer import move
 from flambeau.ir.op import REGISTRY
@@ -46,6 +48,59 @@ def zero_(self: Tensor) -> Tensor:
     return self.fill_(0)
 
 
+def _refusal(kind: str):
+    def refuse(self: Tensor, device: Any = None, non_blocking: bool = False, memory_format: Any = None) -> Tensor:
+        raise AssertionError(
+            f"{kind.lower()}: needs a {kind} device, and Flambeau runs on the CPU (not compiled with {kind} enabled). "
+            f"Leave the tensor where it is, or test {kind.lower()}.is_available() first."
+        )
+
+    refuse.__name__ = kind.lower()
+    refuse.__doc__ = f"Raises: AssertionError (there are no {kind} devices)."
+    return refuse
+
+
+def pin_memory(self: Tensor, device: Any = None) -> Tensor:
+    """Raises: RuntimeError (memory is pinned for GPUs, and there is none)."""
+    raise RuntimeError(
+        "pin_memory: memory is pinned for GPUs (Cannot access accelerator device when none is available), and Flambeau runs on the CPU. "
+        "Leave it out."
+    )
+
+
+def apply_(self: Tensor, callable: Any) -> Tensor:
+    """Replace each element by `callable(element)`. Slow: one Python call for each."""
+    flat = [callable(v) for v in self.detach().reshape(-1).tolist()]
+    return self.copy_(from_data(flat, dtype=self.dtype).reshape(self.shape))
+
+
+def map_(self: Tensor, tensor: Tensor, callable: Any) -> Tensor:
+    """Replace each element by `callable(element, other element)`. Slow: one Python call for each."""
+    pairs = zip(self.detach().reshape(-1).tolist(), tensor.detach().expand(self.shape).reshape(-1).tolist())
+    return self.copy_(from_data([callable(a, b) for a, b in pairs], dtype=self.dtype).reshape(self.shape))
+
+
+def fill_diagonal_(self: Tensor, fill_value: float, wrap: bool = False) -> Tensor:
+    """Fill the main diagonal; of more than two dims, which must be equal, the elements whose indices are the same.
+
+    `wrap`: start again below a tall matrix's diagonal, one row left out. Raises: RuntimeError for one dim, or dims that differ.
+    """
+    if self.ndim < 2:
+        raise RuntimeError(message("fill_diagonal_", "dimensions must be larger than 1", f"shape {list(self.shape)}"))
+    if self.ndim > 2 and len(set(self.shape)) != 1:
+        raise RuntimeError(
+            message("fill_diagonal_", "all dimensions of input must be of equal length", f"shape {list(self.shape)}")
+        )
+    rows, columns = min(self.shape), self.shape[1]
+    step = sum(self.stride())
+    self.as_strided((rows,), (step,), self.storage_offset()).fill_(fill_value)
+    if wrap and self.ndim == 2 and self.shape[0] > columns + 1:
+        for first in range(columns + 1, self.shape[0], columns + 1):
+            below = self.narrow(0, first, self.shape[0] - first)
+            fill_diagonal_(below, fill_value)
+    return self
+
+
 def _converter(d: dtype):
     def convert(self: Tensor, memory_format: Any = None) -> Tensor:
         return to(self, d) if memory_format is None else to(self, d).clone(memory_format=memory_format)
@@ -56,8 +111,10 @@ def _converter(d: dtype):
 
 def install() -> None:
     """Hang the methods on Tensor."""
-    for f in (to, cpu, numpy, zero_):
+    for f in (to, cpu, numpy, zero_, pin_memory, apply_, map_, fill_diagonal_):
         setattr(Tensor, f.__name__, f)
+    for kind in ("CUDA", "XPU", "MTIA", "IPU"):
+        setattr(Tensor, kind.lower(), _refusal(kind))
     for name, d in {**BY_NAME, **ALIASES, "byte": BY_NAME["uint8"], "char": BY_NAME["int8"]}.items():
         if name in (
             "half",

@@ -36,7 +36,8 @@ LAYERS: dict[int, tuple[str, ...]] = {
     8: ("compiler", "export"),
     9: (
         "nn", "optim", "distributions", "linalg", "fft", "masked", "special", "random", "serialization", "interop", "utils", "amp",
-        "testing", "profiler", "library", "backends", "ops", "forms", "tensor_methods", "sim", "cpu",
+        "testing", "profiler", "library", "backends", "ops", "forms", "tensor_methods", "sim", "cpu", "cuda",
+        "mps", "xpu", "accelerator",
     ),
     10: ("quantization", "distributed"),
     11: ("models", "hub", "tools"),
@@ -68,6 +69,7 @@ SAME_LAYER: dict[tuple[str, str], str] = {
     ("utils", "nn"): "torch.utils has functions about modules and their parameters",
     ("utils", "random"): "samplers draw, checkpoints put random numbers back",
     ("utils", "interop"): "loaders convert arrays and share tensors between processes",
+    ("accelerator", "nn"): "modules become graphed callables",
     ("tools", "models"): "the demo and the terminal's tools run models",
 }
 

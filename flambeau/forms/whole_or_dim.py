@@ -10,7 +10,7 @@ from typing import Any
 from flambeau._tensor import Tensor
 from flambeau.ir.op import REGISTRY
 
-__all__ = ["chain_matmul", "einsum", "grid_sampler", "grid_sampler_2d", "grid_sampler_3d"]
+__all__ = ["chain_matmul", "einsum", "grid_sampler", "grid_sampler_2d", "grid_sampler_3d", "unravel_index"]
 
 
 def einsum(*args: Any) -> Tensor:
@@ -73,3 +73,22 @@ def grid_sampler(
 
 
 grid_sampler_2d = grid_sampler_3d = grid_sampler
+
+
+def unravel_index(indices: Tensor, shape: Any) -> tuple[Tensor, ...]:
+    """Coordinates, a tensor per dim of `shape`, of indices into the flattened array.
+
+    Raises: TypeError for indices that are no integers, ValueError for negative sizes.
+    """
+    sizes = (shape,) if isinstance(shape, int) else tuple(int(n) for n in shape)
+    if indices.dtype.kind not in "iu":
+        raise TypeError(
+            f"unravel_index: indices must be integers (expected 'indices' to be integer dtype), got {indices.dtype.name}."
+        )
+    if any(n < 0 for n in sizes):
+        raise ValueError(f"unravel_index: shape cannot have negative values, got {sizes}.")
+    found, step = [], 1
+    for n in reversed(sizes):
+        found.append(REGISTRY["remainder"](REGISTRY["floor_divide"](indices, step), n))
+        step *= n
+    return tuple(reversed(found))

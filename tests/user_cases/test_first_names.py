@@ -1,0 +1,188 @@
+"""Names that programs ask for before anything else: devices, defaults, limits, constructors by type."""
+
+from __future__ import annotations
+
+import importlib
+
+import numpy as np
+import pytest
+
+import flambeau
+import flambeau as torch
+
+
+@pytest.mark.parametrize("kind", ["cuda", "xpu", "mps"])
+def test_devices_that_are_not_there(kind: str) -> None:
+    module = getattr(torch, kind)
+    assert module.is_available() is False
+    assert module.device_count() == 0
+    module.manual_seed_all(0)
+    module.empty_cache()
+    with pytest.raises(AssertionError, match=rf"{kind}.synchronize: needs a {kind.upper()} device.*is_available"):
+        module.synchronize()
+    with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):
+        _ = module.nonsense
+    assert torch.device(kind if module.is_available() else "cpu") == torch.device("cpu")
+
+
+def test_moving_to_a_gpu_says_there_is_none() -> None:
+    with pytest.raises(AssertionError, match="not compiled with CUDA enabled"):
+        torch.ones(2).cuda()
+    with pytest.raises((AssertionError, RuntimeError), match="no CUDA device|CUDA enabled"):
+        torch.nn.Linear(1, 1).cuda()
+    assert torch.cuda.memory_allocated() == 0
+    assert torch.version.cuda is None
+
+
+def test_backends() -> None:
+    for name in ("cudnn", "mkl", "mkldnn", "mps", "openmp"):
+        assert getattr(torch.backends, name).is_available() is False
+    cudnn = importlib.import_module("flambeau.backends.cudnn")
+    before = cudnn.deterministic
+    with cudnn.flags(deterministic=True, benchmark=True):
+        assert torch.backends.cudnn.deterministic
+    assert torch.backends.cudnn.deterministic is before
+    torch.backends.cuda.matmul.allow_tf32 = True
+    assert torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    with pytest.raises(AttributeError, match="Did you mean allow_tf32"):
+        torch.backends.cuda.matmul.allow_tf3 = True
+    assert torch.backends.cpu.get_cpu_capability() in ("AVX512", "AVX2", "DEFAULT")
+
+
+def test_default_dtype() -> None:
+    whole = torch.tensor([1, 2])
+    assert (whole / 2).dtype is torch.float32
+    try:
+        torch.set_default_dtype(torch.float64)
+        assert (whole / 2).dtype is torch.ones(1).dtype is torch.tensor(1.0).dtype is torch.float64
+        torch.set_default_tensor_type("torch.FloatTensor")
+        assert (whole / 2).dtype is torch.float32
+    finally:
+        torch.set_default_dtype(torch.float32)
+    with pytest.raises(TypeError, match="floating"):
+        torch.set_default_dtype(torch.int64)
+
+
+def test_switches_are_kept() -> None:
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    assert torch.are_deterministic_algorithms_enabled()
+    assert torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(False)
+    assert not torch.are_deterministic_algorithms_enabled()
+    torch.set_float32_matmul_precision("high")
+    assert torch.get_float32_matmul_precision() == "high"
+    torch.set_float32_matmul_precision("highest")
+    with pytest.raises(RuntimeError, match="one of highest, high, medium"):
+        torch.set_float32_matmul_precision("most")
+    with pytest.raises(RuntimeError, match="must be 'cpu'"):
+        torch.set_default_device("sim")
+
+
+@pytest.mark.parametrize("name", ["float16", "float32", "float64"])
+def test_finfo(name: str) -> None:
+    mine, theirs = torch.finfo(getattr(torch, name)), np.finfo(name)
+    for field in ("bits", "eps", "max", "min", "tiny", "smallest_normal"):
+        assert getattr(mine, field) == float(getattr(theirs, field)), field
+    assert torch.finfo(torch.bfloat16).max == 3.3895313892515355e38
+    assert torch.finfo(torch.complex64).dtype == "float32"
+    with pytest.raises(TypeError, match="Use iinfo"):
+        torch.finfo(torch.int32)
+
+
+@pytest.mark.parametrize("name", ["uint8", "int8", "int16", "int32", "int64"])
+def test_iinfo(name: str) -> None:
+    mine, theirs = torch.iinfo(getattr(torch, name)), np.iinfo(name)
+    assert (mine.min, mine.max, mine.bits) == (theirs.min, theirs.max, theirs.bits)
+    with pytest.raises(TypeError, match="Use finfo"):
+        torch.iinfo(torch.float32)
+
+
+def test_constructors_by_type() -> None:
+    assert torch.Tensor([1, 2]).dtype is torch.float32
+    assert torch.Tensor(2, 3).shape == (2, 3)
+    assert torch.Tensor().shape == (0,)
+    assert torch.Tensor(torch.Size([2, 1])).shape == (2, 1)
+    assert torch.Tensor((2, 1)).tolist() == [2, 1]
+    assert torch.Tensor(np.ones(2)).tolist() == [1, 1]
+    assert torch.LongTensor([1.5]).tolist() == [1]
+    assert torch.BoolTensor([1, 0]).tolist() == [True, False]
+    assert isinstance(torch.ones(1), torch.FloatTensor)
+    assert not isinstance(torch.ones(1), torch.LongTensor)
+    x = torch.ones(2)
+    assert torch.Tensor(x).data_ptr() == x.data_ptr()
+    with pytest.raises(TypeError, match="must have dtype int64"):
+        torch.LongTensor(x)
+    for wrong in ((True,), ([1], [2]), (2, "a"), (2.5,)):
+        with pytest.raises(TypeError, match="sizes"):
+            torch.Tensor(*wrong)
+
+
+def test_subclasses_are_constructed() -> None:
+    class Mine(torch.Tensor):
+        pass
+
+    assert type(Mine([1.0, 2.0])) is Mine
+    assert type(Mine(torch.ones(2))) is Mine
+
+
+def test_type_of_tensor() -> None:
+    x = torch.ones(2)
+    assert x.type() == torch.typename(x) == "torch.FloatTensor"
+    assert (
+        x.type(torch.LongTensor).dtype is x.type("torch.LongTensor").dtype is x.type(torch.int64).dtype is torch.int64
+    )
+    assert x.type_as(torch.zeros(1, dtype=torch.int32)).dtype is torch.int32
+    assert x.new(3).shape == (3,)
+    assert x.layout is torch.strided
+    with pytest.raises(ValueError, match="invalid type"):
+        x.type("torch.cuda.FloatTensor")
+
+
+def test_questions() -> None:
+    x = torch.ones(2, 3)
+    assert torch.numel(x) == 6
+    assert torch.is_tensor(x) and not torch.is_tensor(3)
+    assert torch.is_floating_point(x) and not torch.is_complex(x) and torch.is_signed(x)
+    assert torch.is_same_size(x, x) and not torch.is_same_size(x, x.T)
+    assert torch.result_type(torch.tensor([1]), 1.5) is torch.float32
+    assert torch.is_nonzero(torch.ones(1))
+    with pytest.raises(RuntimeError, match="ambiguous"):
+        x.is_nonzero()
+    assert x.T.dim_order() == (1, 0)
+    with pytest.raises(TypeError, match="must be a tensor"):
+        torch.numel([1, 2])
+
+
+def test_elements_by_python() -> None:
+    assert torch.ones(2).apply_(lambda a: a * 3).tolist() == [3, 3]
+    assert torch.ones(2).map_(torch.full((2,), 2.0), lambda a, b: a + b).tolist() == [3, 3]
+    square = torch.zeros(7, 3).fill_diagonal_(2, wrap=True)
+    expected = np.zeros((7, 3))
+    np.fill_diagonal(expected, 2, wrap=True)
+    np.testing.assert_array_equal(square.numpy(), expected)
+    with pytest.raises(RuntimeError, match="equal length"):
+        torch.zeros(2, 3, 2).fill_diagonal_(1)
+
+
+def test_memory_of_a_buffer() -> None:
+    raw = bytearray(np.arange(4, dtype=np.float32).tobytes())
+    x = torch.frombuffer(raw, dtype=torch.float32, offset=4)
+    x[0] = 9
+    assert np.frombuffer(raw, np.float32)[1] == 9
+    with pytest.raises(ValueError, match="multiple of 4"):
+        torch.frombuffer(raw, dtype=torch.float32, offset=3)
+
+
+def test_unravel_index() -> None:
+    found = torch.unravel_index(torch.tensor([7, 22]), (4, 6))
+    for got, wanted in zip(found, np.unravel_index([7, 22], (4, 6))):
+        np.testing.assert_array_equal(got.numpy(), wanted)
+
+
+def test_suggestions_are_public_names() -> None:
+    with pytest.raises(AttributeError) as caught:
+        _ = flambeau.install_method
+    assert "Did you mean _" not in str(caught.value)
+    with pytest.raises(AttributeError, match="Did you mean softmax"):
+        _ = flambeau.sofmax
