@@ -229,6 +229,11 @@ class Settings:
         0, "Threads that share a kernel, the caller included; 0: as many as there are cores to use.", minimum=0
     )
 
+    accelerator: str = variable(
+        "",
+        "Device type that `flambeau.accelerator` presents: `sim`, the simulated one. Empty: none, since a CPU is no accelerator.",
+    )
+
     # Class attributes above are declarations until `_declare` (below) has collected them.
     epoch: int
     _variables: dict[str, Variable] = {}

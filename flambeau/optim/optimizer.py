@@ -32,6 +32,7 @@ from flambeau._tensor import Tensor
 from flambeau.base.errors import message
 from flambeau.core.device import CPU
 from flambeau.core.dtype import float32, float64, get_default_dtype
+from flambeau.engine import recording
 from flambeau.engine import update as engine_update
 from flambeau.factories import zeros
 from flambeau.ir import bind
@@ -78,13 +79,31 @@ def register_optimizer_step_post_hook(hook: Callable) -> HookHandle:
     return HookHandle(_global_post_hooks, hook)
 
 
+def _check_recorded(optimizer: Optimizer) -> None:
+    """Raises: RuntimeError if a graph capture has made state: every replay would start from it anew."""
+    recorder = recording.active()
+    if recorder is None:
+        return
+    for state in optimizer.state.values():
+        for name, value in state.items():
+            if isinstance(value, Tensor) and recorder.pool.owns(value.storage):
+                recorder.refuse(
+                    f"{type(optimizer).__name__}.step",
+                    f"the state ('{name}') must exist before a graph is captured, or each replay would start from its first value",
+                    "Take a step before the capture.",
+                )
+
+
 def _with_hooks(step: Callable) -> Callable:
     @functools.wraps(step)
     def wrapper(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
         if not (
             self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks or _global_pre_hooks or _global_post_hooks
         ):
-            return step(self, *args, **kwargs)
+            result = step(self, *args, **kwargs)
+            if bind.MODES:
+                _check_recorded(self)
+            return result
         for hook in (*_global_pre_hooks.values(), *self._optimizer_step_pre_hooks.values()):
             changed = hook(self, args, kwargs)
             if changed is not None:
@@ -96,6 +115,8 @@ def _with_hooks(step: Callable) -> Callable:
                     )
                 args, kwargs = changed
         result = step(self, *args, **kwargs)
+        if bind.MODES:
+            _check_recorded(self)
         for hook in (*self._optimizer_step_post_hooks.values(), *_global_post_hooks.values()):
             hook(self, args, kwargs)
         return result
