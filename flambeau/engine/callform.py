@@ -1,12 +1,14 @@
 """Call forms of an op: the public function and the in-place form, made as Python source from the declaration.
 
-The function form is the eager fast path: one dictionary look-up by the operands' specs, a block from a free list, one native call, one
-small object. Whatever does not fit (a miss, an interpreter or trace in force, a subclass with overrides, `out=`) goes to `bind`.
+The function form is the eager fast path: one dictionary look-up by the operands' specs, one native call that gives the result, and one that
+tapes the op if an operand needs a gradient. Whatever does not fit (a miss, an interpreter or trace in force, a subclass with overrides,
+`out=`) goes to `bind`.
 
     def mul(input, other, *, out=None):
         if MODES or out is not None: return slow(...)
-        try: entry, spec, block, info = plans[input.spec, other.spec]
+        try: make, info = plans[input.spec, other.spec]
         except (KeyError, AttributeError, TypeError): return miss(op, (input, other))
+        result = make(input, other)
         ...
 
 May not know: the tensor class (given by `install`).
@@ -24,6 +26,7 @@ from flambeau.core.spec import NumberSpec
 from flambeau.engine import eager, in_place
 from flambeau.ir.bind import MODES, bind
 from flambeau.ir.op import VIEW, Op, Param, set_form_maker
+from flambeau.runtime import objects
 
 _namespace: dict[str, Any] = {}
 
@@ -32,12 +35,11 @@ def install(
     tensor: type, storage: type, record: Callable, grad_mode: Any, watching: list, finish_out: Callable
 ) -> None:
     """The tensor layer registers its classes, the tape (`watching`: anomaly mode is on), and how `out=` is filled."""
+    base = next(c for c in tensor.__mro__ if "spec" in c.__dict__.get("__slots__", ()))
+    objects.register(Tensor=tensor, TensorBase=base, Storage=storage)
     _namespace.update(
-        execute=eager.execute,
         Tensor=tensor,
-        Storage=storage,
         record=record,
-        new=object.__new__,
         MODES=MODES,
         miss=miss,
         slow=slow,
@@ -63,11 +65,13 @@ def miss(op: Op, args: tuple) -> Any:
         info = eager.info_for(op, args)
         if info.view is not None:
             spec = info.specs[0]
-            op.plans[key] = (spec, info.view[2] * spec.dtype.itemsize, info)
-        elif info.plan is not None and op.outputs != 1:
-            op.plans[key] = info
-        elif info.plan is not None and info.plan.fast is not None:
-            op.plans[key] = (*info.plan.fast, info)
+            op.plans[key] = objects.viewer(spec, op, info.view[2] * spec.dtype.itemsize), info
+        elif info.plan is not None:
+            make = eager.maker_of(info.plan)
+            if op.outputs != 1 and len(info.specs) == 1:
+                op.plans[key] = (lambda *operands: (make(*operands),)), info  # as many as there are, but a tuple
+            else:
+                op.plans[key] = make, info
     return result
 
 
@@ -192,11 +196,11 @@ def _signature(op: Op, defaults: dict[str, Any], extra: str = "") -> str:
 
 def make_operator(op: Op) -> Callable:
     """The function of an op as a Python operator's method."""
-    return make_function(op, miss=operator_miss, slow=operator_miss)
+    return make_function(op, True, miss=operator_miss, slow=operator_miss)
 
 
-def make_function(op: Op, **replaced: Callable) -> Callable:
-    """The public function of an op."""
+def make_function(op: Op, is_operator: bool = False, **replaced: Callable) -> Callable:
+    """The public function of an op; an operator's first argument is a tensor for certain."""
     names = [p.name for p in op.params]
     scope = dict(_namespace, op=op, plans=op.plans, **replaced)
     takes_out = op.kind != VIEW and op.tensor_positions and op.rules.takes_out
@@ -214,7 +218,7 @@ def make_function(op: Op, **replaced: Callable) -> Callable:
             scope["Result"] = namedtuple(op.name, op.rules.fields)
         lines += _several_body(op, everything)
     else:
-        lines += _fast_body(op, everything)
+        lines += _fast_body(op, everything, is_operator)
     source = "\n".join(lines)
     exec(compile(source, f"<flambeau op {op.name}>", "exec"), scope)
     function = scope[_identifier(op.name)]
@@ -229,8 +233,8 @@ def _identifier(name: str) -> str:
 
 
 def _several_body(op: Op, everything: str) -> list[str]:
-    """The body for several outputs: the plan is found as on the fast path, and run the general way."""
-    keys, _, _, before = _key_lines(op, everything)
+    """The body for several outputs."""
+    keys, operands, needs, before = _key_lines(op, everything)
 
     def answer(call: str) -> str:
         return f"return Result(*{call})" if op.rules.fields else f"return {call}"
@@ -246,36 +250,38 @@ def _several_body(op: Op, everything: str) -> list[str]:
         "        " + answer(f"slow(op, {everything})"),
         "    try:",
         *before,
-        f"        info = plans[{', '.join(keys)}]",
+        f"        make, info = plans[{', '.join(keys)}]",
         "    except (KeyError, AttributeError, TypeError):",
         "        " + answer(f"miss(op, {everything})"),
-        "    " + answer(f"execute(info, {everything})"),
+        f"    results = make({', '.join(operands)})",
+        *([f"    if {' or '.join(needs)}:", f"        record(info, {everything}, results)"] if needs else []),
+        "    " + answer("results"),
     ]
 
 
-def _key_lines(op: Op, everything: str) -> tuple[list[str], list[str], list[str], list[str]]:
-    """Expressions of the plan key, of the operands' slots, of whether each needs a gradient; and the lines that prepare them."""
-    keys, pointers, needs, before = [], [], [], []
-    for p in op.params:
+def _key_lines(op: Op, everything: str, is_operator: bool = False) -> tuple[list[str], list[str], list[str], list[str]]:
+    """Expressions of the plan key, of the operands, of whether each needs a gradient; and the lines that prepare them."""
+    keys, operands, needs, before = [], [], [], []
+    for i, p in enumerate(op.params):
         n = p.name
-        if p.role == "Tensor":
+        if p.role == "Tensor" or (is_operator and i == 0):
             keys.append(f"{n}.spec")
-            pointers.append(f"{n}.ptr")
+            operands.append(n)
             needs.append(f"{n}.needs_grad")
         elif p.role == "Operand":
-            absent = may_be_absent(p)
-            value = f"({n},)" if absent else n
             before += [
                 f"        t_{n} = type({n})",
-                f"        if t_{n} is float or t_{n} is int:",
-                f"            k_{n} = t_{n}; p_{n} = {value}; g_{n} = False",
+                f"        if t_{n} is Tensor:",
+                f"            k_{n} = {n}.spec; g_{n} = {n}.needs_grad",
+                f"        elif t_{n} is float or t_{n} is int:",
+                f"            k_{n} = t_{n}; g_{n} = False",
             ]
+            absent = may_be_absent(p)
             if absent:
-                before += [f"        elif {n} is None:", f"            k_{n} = None; p_{n} = (); g_{n} = False"]
-            pointer = f"({n}.ptr,)" if absent else f"{n}.ptr"
-            before += ["        else:", f"            k_{n} = {n}.spec; p_{n} = {pointer}; g_{n} = {n}.needs_grad"]
+                before += [f"        elif {n} is None:", f"            k_{n} = None; g_{n} = False"]
+            before += ["        else:", f"            k_{n} = {n}.spec; g_{n} = {n}.needs_grad"]
             keys.append(f"k_{n}")
-            pointers.append(f"*p_{n}" if absent else f"p_{n}")
+            operands.append(n)
             needs.append(f"g_{n}")
         elif p.role == "OptionalTensor":
             before += [
@@ -285,7 +291,7 @@ def _key_lines(op: Op, everything: str) -> tuple[list[str], list[str], list[str]
                 f"            k_{n} = {n}.spec; g_{n} = {n}.needs_grad",
             ]
             keys.append(f"k_{n}")
-            pointers.append(f"*(() if {n} is None else ({n}.ptr,))")
+            operands.append(n)
             needs.append(f"g_{n}")
         elif p.role == "Tensors":
             before += [
@@ -296,59 +302,43 @@ def _key_lines(op: Op, everything: str) -> tuple[list[str], list[str], list[str]
                 f"        k_{n} = tuple([None if x is None else x.spec for x in {n}])",
             ]
             keys.append(f"k_{n}")
-            pointers.append(f"*[x.ptr for x in {n} if x is not None]")
+            operands.append(f"*{n}")
             needs.append(f"any([x is not None and x.needs_grad for x in {n}])")
         elif p.role == "Scalar":  # at its default a part of the code, else its type is in the key and its value a slot
             word = "if"
             if not p.required:
                 before += [
                     f"        if {n} is _d_{n} or (type({n}) is type(_d_{n}) and {n} == _d_{n}):",
-                    f"            k_{n} = None; p_{n} = ()",
+                    f"            k_{n} = p_{n} = None",
                 ]
                 word = "elif"
             before += [
                 f"        {word} type({n}) is float or type({n}) is int:",
-                f"            k_{n} = type({n}); p_{n} = ({n},)",
+                f"            k_{n} = type({n}); p_{n} = {n}",
                 "        else:",
                 f"            return slow(op, {everything})",
             ]
             keys.append(f"k_{n}")
-            pointers.append(f"*p_{n}")
+            operands.append(f"p_{n}")
         else:
             keys.append(n)
-    return keys, pointers, needs, before
+    return keys, operands, needs, before
 
 
-def _fast_body(op: Op, everything: str) -> list[str]:
-    keys, pointers, needs, before = _key_lines(op, everything)
-    key = ", ".join(keys)
-    lines = ["    if MODES:", f"        return slow(op, {everything})", "    try:", *before]
-    lines.append(f"        {'spec, offset, info' if op.kind == VIEW else 'entry, spec, block, info'} = plans[{key}]")
-    lines += ["    except (KeyError, AttributeError, TypeError):", f"        return miss(op, {everything})"]
-    first = op.params[0].name
-    lines.append("    result = new(Tensor)")
-    if op.kind == VIEW:
-        lines += [
-            f"    result.ptr = {first}.ptr + offset",
-            f"    result.storage = {first}.storage",
-            f"    result._view = ({first}, op, {everything})",
-        ]
-    else:
-        lines += [
-            "    free = spec.free",
-            "    try:",
-            "        result.ptr = ptr = free.pop()",
-            "    except IndexError:",
-            "        result.ptr = ptr = spec.size_class.fresh()",
-            "    result.storage = storage = new(Storage)",
-            "    storage.ptr = ptr",
-            "    storage.free = free",
-            "    storage.version = 0",
-            f"    entry({', '.join([*pointers, 'ptr', 'block'])})",
-            "    result._view = None",
-        ]
-    lines += ["    result.spec = spec", "    result.needs_grad = False", "    result.node = None"]
-    operands = [p.name for p in op.params if p.is_tensor]
+def _fast_body(op: Op, everything: str, is_operator: bool) -> list[str]:
+    keys, operands, needs, before = _key_lines(op, everything, is_operator)
+    given = f"{op.params[0].name}, {everything}" if op.kind == VIEW else ", ".join(operands)
+    lines = [
+        "    if MODES:",
+        f"        return slow(op, {everything})",
+        "    try:",
+        *before,
+        f"        make, info = plans[{', '.join(keys)}]",
+        "    except (KeyError, AttributeError, TypeError):",
+        f"        return miss(op, {everything})",
+        f"    result = make({given})",
+    ]
+    tensors = [p.name for p in op.params if p.is_tensor]
     bits = " + ".join(f"{need} * {1 << i}" if i else need for i, need in enumerate(needs))
     scalars = [p for p in op.params if p.role == "Scalar"]
     if not needs:
@@ -366,7 +356,7 @@ def _fast_body(op: Op, everything: str) -> list[str]:
             "            if taper is None:",
             f"                record(info, {everything}, (result,))",
             "            else:",
-            f"                taper({', '.join(operands)}, result)",
+            f"                taper({', '.join(tensors)}, result)",
             f"        elif watching or {'grad_mode.enabled or ' if given else ''}grad_mode.inference:",
             f"            record(info, {everything}, (result,))",
         ]

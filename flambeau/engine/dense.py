@@ -44,7 +44,14 @@ def dense_key(op: Op, args: tuple, specs: tuple[Spec, ...]) -> tuple | None:
 
 def remember(key: tuple, plan: Plan, result: Spec) -> None:
     """Keep a plan as the prototype of its key, if it is what this module takes it for."""
-    if plan.native is None or len(plan.outputs) != 1 or plan.scratch:
+    if (
+        plan.results() is None
+        or len(plan.outputs) != 1
+        or len(plan.steps) != 1
+        or plan.blocks
+        or plan.shifts
+        or plan.may_fail
+    ):
         return
     words = tuple(plan.steps[0].words.words)
     for expensive in (False, True):

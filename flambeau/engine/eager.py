@@ -205,19 +205,38 @@ def run_plan(plan: Plan, inputs: list) -> tuple:
     """Tensors that a plan gives for tensors and numbers."""
     if MODES and recording.current() is not None:
         return run_recorded(plan, inputs)
-    address = hooks.address
-    memory = plan.run([address(x) if hasattr(x, "spec") else x for x in inputs], inputs)
-    outs: list = []
-    made: dict[int, Any] = {}
-    for position, spec, offset, is_input in plan.outputs:
-        if is_input:
-            outs.append(hooks.wrap_view(inputs[position], spec, offset, None, None))
-            continue
-        base = made.get(position)
-        if base is None:
-            base = made[position] = hooks.wrap(plan.temps[position - plan.inputs], memory[position])
-        outs.append(base if spec is base.spec and not offset else hooks.wrap_view(base, spec, offset, None, None))
-    return tuple(outs)
+    outs = (plan.make or maker_of(plan))(*inputs)
+    return outs if type(outs) is tuple else (outs,)
+
+
+def maker_of(plan: Plan) -> Callable:
+    """`make(*operands)`: the plan's one result as a tensor, or its results as a tuple. Native where that can be. None counts as absent."""
+    if plan.make is None:
+        plan.make = plan.native_maker() or general_maker(plan)
+    return plan.make
+
+
+def general_maker(plan: Plan) -> Callable:
+    """The maker of any plan, in Python."""
+    one = len(plan.outputs) == 1
+
+    def make(*operands: Any) -> Any:
+        address = hooks.address
+        operands = tuple([x for x in operands if x is not None])
+        memory = plan.run([address(x) if hasattr(x, "spec") else x for x in operands], operands)
+        outs: list = []
+        made: dict[int, Any] = {}
+        for position, spec, offset, is_input in plan.outputs:
+            if is_input:
+                outs.append(hooks.wrap_view(operands[position], spec, offset, None, None))
+                continue
+            base = made.get(position)
+            if base is None:
+                base = made[position] = hooks.wrap(plan.temps[position - plan.inputs], memory[position])
+            outs.append(base if spec is base.spec and not offset else hooks.wrap_view(base, spec, offset, None, None))
+        return outs[0] if one else tuple(outs)
+
+    return make
 
 
 def run_recorded(plan: Plan, inputs: list) -> tuple:
@@ -262,4 +281,14 @@ def set_num_threads(number: int) -> None:
     forget_plans()
 
 
-__all__ = ["Info", "execute", "forget_plans", "hooks", "info_for", "process", "run_plan", "set_num_threads"]
+__all__ = [
+    "Info",
+    "execute",
+    "forget_plans",
+    "hooks",
+    "info_for",
+    "maker_of",
+    "process",
+    "run_plan",
+    "set_num_threads",
+]

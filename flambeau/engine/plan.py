@@ -3,14 +3,14 @@
     plan = make_plan(graph)            # decompose, schedule, compile what is missing
     outs = plan.run([a.ptr, b.ptr])    # -> [(address, block list) ...] per output
 
-`plan.fast` is (entry, spec of the result, block address) where one kernel over the inputs in order gives one new result: then
-the eager fast path needs nothing else. May not know: tensors, autograd.
+Where every output is new memory and every step a kernel, `plan.native_maker()` is a builtin function from operands to tensors: the eager
+fast path needs nothing else. May not know: tensors, autograd.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from flambeau.base.lazy import np
@@ -22,7 +22,7 @@ from flambeau.engine.verify import verify_schedule
 from flambeau.ir.graph import Graph
 from flambeau.kernel import cache, target
 from flambeau.passes.decompose import decompose
-from flambeau.runtime import errors, launch, sim
+from flambeau.runtime import errors, launch, objects, sim
 from flambeau.runtime.allocator import size_class as cpu_size_class
 from flambeau.schedule.fusion import schedule
 from flambeau.schedule.steps import ERROR, Schedule, Shifted
@@ -56,10 +56,11 @@ def allocate(spec: Spec) -> int:
 class Launch:
     """A kernel with its operands by position in the plan's memory list."""
 
-    __slots__ = ("entry", "positions", "block", "name", "may_fail", "words")
+    __slots__ = ("entry", "positions", "block", "name", "may_fail", "words", "address")
 
-    def __init__(self, entry, positions: tuple[int, ...], block, name: str, may_fail: bool):
-        self.entry, self.positions, self.name, self.may_fail = entry, positions, name, may_fail
+    def __init__(self, entry, positions: tuple[int, ...], block, name: str, may_fail: bool, address: int | None):
+        """`address`: the kernel's, where the entry does nothing but run it."""
+        self.entry, self.positions, self.name, self.may_fail, self.address = entry, positions, name, may_fail, address
         self.words, self.block = block, block.address
 
 
@@ -141,21 +142,17 @@ class Plan:
                 continue
             fails = ERROR in s.operands
             self.may_fail |= fails
-            address = address_of(s.recipe)
+            address: int | None = address_of(s.recipe)
             entry = launch.entry(address)
             if settings.debug >= 2:
-                entry = instruments.timed(entry, s)
-            self.steps.append(Launch(entry, tuple(place(o) for o in s.operands), launch.block(s.params), s.name, fails))
+                entry, address = instruments.timed(entry, s), None
+            positions = tuple(place(o) for o in s.operands)
+            self.steps.append(Launch(entry, positions, launch.block(s.params), s.name, fails, address))
         self.outputs = [
             (position[b], spec, offset * spec.dtype.itemsize, b.role == "input") for b, spec, offset in result.outputs
         ]
         self.blocks, self.block_of = self._shared_blocks()
-        self.native = self._native() or self._composed()
-        self.fast = (
-            None
-            if self.native is None or len(self.outputs) != 1
-            else (self.native[0], self.native[1][0], self.native[2])
-        )
+        self.make: Callable | None = None  # from operands to tensors: filled by who runs the plan
 
     def _shared_blocks(self) -> tuple[list, list[int]]:
         """Blocks for temporaries and scratch, those of disjoint lifetimes in one; and per position behind the inputs the block it has
@@ -193,27 +190,8 @@ class Plan:
             busy_until[block] = last.get(p, 0)
         return blocks, [assigned.get(p, -1) for p in range(self.inputs, self.error_position)]
 
-    def _native(self) -> tuple | None:
-        """(entry, specs of the results, block address) if one kernel over the inputs in order gives all results, in order."""
-        if self.device is not CPU or len(self.steps) != 1 or self.shifts or self.may_fail:
-            return None
-        step, count = self.steps[0], len(self.outputs)
-        if not isinstance(step, Launch) or step.positions != tuple(range(self.inputs + count + len(self.scratch))):
-            return None
-        for i, (position, spec, offset, is_input) in enumerate(self.outputs):
-            made = self.temps[i]
-            same = spec is made or (
-                spec.contiguous and made.contiguous and spec.numel == made.numel
-            )  # shown in another shape
-            if is_input or offset or position != self.inputs + i or not same:
-                return None
-        for _, spec, _, _ in self.outputs:
-            prepare(spec)
-        entry = with_scratch(step.entry, self.scratch) if self.scratch else step.entry
-        return entry, tuple(spec for _, spec, _, _ in self.outputs), step.block
-
-    def _composed(self) -> tuple | None:
-        """As `_native` for a plan of several steps: an entry in Python that runs them over the results it is given."""
+    def results(self) -> list[Spec] | None:
+        """Specs of the outputs, if each of them is new memory of its own."""
         if self.device is not CPU or not self.outputs:
             return None
         places = [position for position, *_ in self.outputs]
@@ -222,20 +200,43 @@ class Plan:
                 return None
             made = self.temps[position - self.inputs]
             if not (spec is made or (spec.contiguous and made.contiguous and spec.numel == made.numel)):
-                return None
+                return None  # not shown in another shape, but a part
+        return [spec for _, spec, _, _ in self.outputs]
+
+    def native_maker(self) -> Callable | None:
+        """`make(*operands)`, a tensor or several, as one native call; None if a step is not a kernel or an output no memory of its own."""
+        results = self.results()
+        if results is None or any(type(s) is not Launch or s.address is None for s in self.steps):
+            return None
+        for spec in results:
             prepare(spec)
-        entry = composed_entry(self, {position: i for i, position in enumerate(places)})
-        return entry, tuple(spec for _, spec, _, _ in self.outputs), 0
+        number = {position: i for i, (position, *_) in enumerate(self.outputs)}
+        inputs = self.inputs + self.may_fail  # the error block is one more operand
+        place = {i: i for i in range(self.inputs)}
+        place[self.error_position] = self.inputs
+        for i, block in enumerate(self.block_of):
+            position = self.inputs + i
+            place[position] = inputs + (number[position] if block < 0 else len(results) + block)
+        first_shift = inputs + len(results) + len(self.blocks)
+        for i in range(len(self.shifts)):
+            place[self.error_position + 1 + i] = first_shift + i
+        make = objects.maker(
+            inputs,
+            results,
+            self.blocks,
+            [(place[position], nbytes) for position, nbytes in self.shifts],
+            [(s.address, s.words, [place[p] for p in s.positions]) for s in self.steps],
+        )
+        return make if make is None or not self.may_fail else checking(make)
 
     def resized(self, spec: Spec, words: tuple[int, ...]) -> Plan:
         """This one-kernel plan with another parameter block and spec of its one result."""
         plan = copy.copy(self)
         prepare(spec)
         step = self.steps[0]
-        plan.steps = [Launch(step.entry, step.positions, launch.block(words), step.name, False)]
+        plan.steps = [Launch(step.entry, step.positions, launch.block(words), step.name, False, step.address)]
         plan.temps, plan.outputs = [spec], [(self.inputs, spec, 0, False)]
-        plan.native = (self.native[0], (spec,), plan.steps[0].block)
-        plan.fast = (self.native[0], spec, plan.steps[0].block)
+        plan.make = None
         return plan
 
     def run(self, inputs: Sequence[int | float], keep: Any = None) -> list[int]:
@@ -301,51 +302,15 @@ def take_all(classes: Sequence) -> list[int]:
     return taken
 
 
-def composed_entry(plan: Plan, results: dict[int, int]):
-    """`entry(*inputs, *results, block)` over a plan's steps; `results` gives the number of the result at a memory position."""
-    count = plan.inputs
-    blocks, run_now = plan.blocks, plan._run_now
-    sources = [(block, results.get(count + i)) for i, block in enumerate(plan.block_of)]
+def checking(make: Callable) -> Callable:
+    """The maker of a plan whose kernels may report errors, with the block they report to."""
 
-    def entry(*slots):
-        memory = list(slots[:count])
-        taken = take_all(blocks)
-        for block, number in sources:
-            memory.append(taken[block] if block >= 0 else slots[count + number])
-        try:
-            run_now(memory)
-        finally:
-            for c, p in zip(blocks, taken):
-                c.free.append(p)
-
-    return entry
-
-
-def with_scratch(entry, classes: list):
-    """An entry that takes scratch blocks for the time of the call and passes them behind the results."""
-    if len(classes) == 1:
-        only = classes[0]
-        free = only.free
-
-        def run_one(*slots):
-            try:
-                p = free.pop()
-            except IndexError:
-                p = only.fresh()
-            try:
-                entry(*slots[:-1], p, slots[-1])
-            finally:
-                free.append(p)
-
-        return run_one
-
-    def run(*slots):
-        blocks = take_all(classes)
-        try:
-            entry(*slots[:-1], *blocks, slots[-1])
-        finally:
-            for c, p in zip(classes, blocks):
-                c.free.append(p)
+    def run(*operands):
+        error = errors.thread_block()
+        outs = make(*operands, error.address)
+        if error.words[0]:
+            error.check()
+        return outs
 
     return run
 

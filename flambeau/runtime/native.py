@@ -96,7 +96,7 @@ def _field(k: Function, state: Value, name: str) -> Value:
     return k.offset(state, _FIELDS[name])
 
 
-def _read(k: Function, state: Value, name: str) -> Value:
+def read_field(k: Function, state: Value, name: str) -> Value:
     """A field nobody else writes meanwhile."""
     return k.load(_field(k, state, name), ptr if name[0].isupper() or name in _POINTERS else i64)
 
@@ -169,7 +169,7 @@ def _emit_worker(module: Module, arch: str, claims: Function) -> Function:
     tid = k.load(k.offset(record, _RECORD_TID), i64)
     seen = k.var(i64, k.load(k.offset(record, _RECORD_SEEN), i64))
     gate, sleepers = _field(k, state, "gate"), _field(k, state, "sleepers")
-    syscall = _read(k, state, "syscall")
+    syscall = read_field(k, state, "syscall")
 
     def generation(word: Value) -> Value:
         return word.lshr(_GENERATION_SHIFT)
@@ -198,7 +198,9 @@ def _emit_worker(module: Module, arch: str, claims: Function) -> Function:
                 inside.set(_compare_and_swap(k, gate, now, now + 1).to(i64))
                 word.set(_atomic_load(k, gate))
             with k.when(inside.get().ne(0)):
-                k.call(claims, state, *(_read(k, state, name) for name in ("kernel", "slots", "total", "grain")), tid)
+                k.call(
+                    claims, state, *(read_field(k, state, name) for name in ("kernel", "slots", "total", "grain")), tid
+                )
                 old = _atomic(k, "sub", gate, 1)
                 last = (old & _INSIDE).eq(1) & (old & _WAITING).ne(0)
                 with k.when(last):
@@ -210,7 +212,7 @@ def _emit_start(module: Module, worker: Function) -> Function:
     """Create the worker threads, with every signal blocked so that Python's handlers run on Python's threads."""
     k = module.function("start", [("state", ptr)], internal=True)
     (state,) = k.args
-    create, mask = _read(k, state, "pthread_create"), _read(k, state, "pthread_sigmask")
+    create, mask = read_field(k, state, "pthread_create"), read_field(k, state, "pthread_sigmask")
     how = k.const(i32, _SIG_SETMASK)
     saved = _field(k, state, "saved_signals")
     null = k.const(ptr, 0)
@@ -227,7 +229,9 @@ def _emit_start(module: Module, worker: Function) -> Function:
         k.store(k.offset(record, _RECORD_SEEN), seen)
         entry = Value(k, ptr, f"@{worker.name}")
         failure.set(
-            k.call(create, k.offset(record, _RECORD_THREAD), _read(k, state, "attributes"), entry, record, result=i32)
+            k.call(
+                create, k.offset(record, _RECORD_THREAD), read_field(k, state, "attributes"), entry, record, result=i32
+            )
         )
         with k.when(failure.get().eq(0)):
             index.set(index.get() + 1)
@@ -265,7 +269,7 @@ def _emit_parallel(module: Module, arch: str, claims: Function, start: Function)
     limit = k.minimum(k.load(_field(k, state, "workers"), i64), chunks - 1)
     generation = _atomic_load(k, gate, "monotonic").lshr(_GENERATION_SHIFT) + 1
     _atomic(k, "xchg", gate, (generation << _GENERATION_SHIFT) | (limit << _LIMIT_SHIFT) | _OPEN)
-    syscall = _read(k, state, "syscall")
+    syscall = read_field(k, state, "syscall")
     with k.when(_atomic_load(k, _field(k, state, "sleepers"), "seq_cst") > 0):
         system.emit_wake(k, syscall, k.offset(gate, 4), limit)
     k.call(claims, state, kernel, slots, total, grain, 0)
@@ -290,8 +294,8 @@ def _emit_stop(module: Module) -> Function:
         k.ret(k.const(i64, 0))
     generation = _atomic_load(k, gate, "monotonic").lshr(_GENERATION_SHIFT) + 1
     _atomic(k, "xchg", gate, (generation << _GENERATION_SHIFT) | _QUIT)
-    system.emit_wake(k, _read(k, state, "syscall"), k.offset(gate, 4), k.const(i64, MAX_THREADS))
-    join = _read(k, state, "pthread_join")
+    system.emit_wake(k, read_field(k, state, "syscall"), k.offset(gate, 4), k.const(i64, MAX_THREADS))
+    join = read_field(k, state, "pthread_join")
     with k.range(0, k.load(_field(k, state, "workers"), i64)) as index:
         record = k.offset(_field(k, state, "records"), index * _RECORD_BYTES)
         k.call(join, k.load(k.offset(record, _RECORD_THREAD), i64), k.const(ptr, 0), result=i32)
@@ -319,12 +323,14 @@ def _emit_stop_nothing(module: Module) -> Function:
 
 
 # ---------------------------------------------------------------------------------------------------- from Python
-def _emit_integer(k: Function, state: Value, object_: Value, kind: Value, int_layout: str, header: int) -> Value:
+def emit_integer(
+    k: Function, state: Value, object_: Value, kind: Value, int_layout: str, header: int, read: Callable = read_field
+) -> Value:
     """The value of a Python int. Up to two digits (60 bits: every address) are read in place, the rest is left to Python."""
     value = k.var(i64)
     slow = k.var(i1, True)
     if int_layout != "opaque":
-        with k.when(kind.eq(_read(k, state, "PyLong_Type"))):
+        with k.when(kind.eq(read(k, state, "PyLong_Type"))):
             size = k.load(k.offset(object_, header), i64)
             low = k.load(k.offset(object_, header + 8), u32).to(u64).bitcast(i64)
             if (
@@ -343,12 +349,26 @@ def _emit_integer(k: Function, state: Value, object_: Value, kind: Value, int_la
                 value.set(low | (high << 30))
                 slow.set(False)
     with k.when(slow.get()):
-        value.set(k.call(_read(k, state, "PyLong_AsLongLong"), object_, result=i64))
+        value.set(k.call(read(k, state, "PyLong_AsLongLong"), object_, result=i64))
         with k.when(value.get().eq(-1)):
-            error = k.call(_read(k, state, "PyErr_Occurred"), result=ptr)
+            error = k.call(read(k, state, "PyErr_Occurred"), result=ptr)
             with k.when(error.ne(k.const(ptr, 0))):
                 k.ret(k.const(ptr, 0))
     return value.get()
+
+
+def emit_launch(
+    k: Function, state: Value, divide: Callable, kernel: Value, slots: Value, block: Value, read: Callable = read_field
+) -> None:
+    """Run a kernel over filled slots: at once if it is one chunk, else divided, with the GIL released."""
+    total, grain = k.load(block, i64, 0), k.load(block, i64, 1)
+
+    def divided() -> None:
+        thread = k.call(read(k, state, "PyEval_SaveThread"), result=ptr)
+        divide(kernel, slots, total, grain)
+        k.call(read(k, state, "PyEval_RestoreThread"), thread)
+
+    k.when_else(total <= grain, lambda: k.call(kernel, slots, 0, total, 0), divided)
 
 
 def _emit_entry(module: Module, parallel: Function, int_layout: str, header: int, bytes_offset: int) -> Function:
@@ -358,36 +378,28 @@ def _emit_entry(module: Module, parallel: Function, int_layout: str, header: int
     kernel = k.load(k.offset(self, bytes_offset + 8), ptr)
 
     def fail(text: str) -> None:
-        k.call(_read(k, state, "PyErr_SetString"), _read(k, state, "TypeError"), _read(k, state, text))
+        k.call(read_field(k, state, "PyErr_SetString"), read_field(k, state, "TypeError"), read_field(k, state, text))
         k.ret(k.const(ptr, 0))
 
     with k.when((count - 1).bitcast(u64) >= MAX_SLOTS):
         fail("count_message")
     slots = k.stack(8 * (MAX_SLOTS + 1), align=16)
     k.store(slots, k.const(i64, 0), COUNTER_SLOT)
-    float_type = _read(k, state, "PyFloat_Type")
+    float_type = read_field(k, state, "PyFloat_Type")
     with k.range(0, count) as index:
         object_ = k.load(arguments, ptr, index)
         kind = k.load(k.offset(object_, header - 8), ptr)
         k.when_else(
             kind.eq(float_type),
             lambda: k.store(slots, k.load(k.offset(object_, header), f64), index),
-            lambda: k.store(slots, _emit_integer(k, state, object_, kind, int_layout, header), index),
+            lambda: k.store(slots, emit_integer(k, state, object_, kind, int_layout, header), index),
         )
     block = k.load(slots, i64, count - 1)
     with k.when(block.bitcast(u64) < 4096):
         fail("block_message")
-    block = block.to(ptr)
-    total, grain = k.load(block, i64, 0), k.load(block, i64, 1)
-
-    def divided() -> None:
-        thread = k.call(_read(k, state, "PyEval_SaveThread"), result=ptr)
-        k.call(parallel, state, kernel, slots, total, grain)
-        k.call(_read(k, state, "PyEval_RestoreThread"), thread)
-
-    k.when_else(total <= grain, lambda: k.call(kernel, slots, 0, total, 0), divided)
-    none = _read(k, state, "None")
-    k.call(_read(k, state, "Py_IncRef"), none)
+    emit_launch(k, state, lambda *given: k.call(parallel, state, *given), kernel, slots, block.to(ptr))
+    none = read_field(k, state, "None")
+    k.call(read_field(k, state, "Py_IncRef"), none)
     k.ret(none)
     return k
 
@@ -411,7 +423,7 @@ def build(target: Target, pool: bool, int_layout: str, header: int, bytes_offset
     return module
 
 
-def _int_layout() -> str:
+def int_layout_of_python() -> str:
     """How this Python stores small ints: `size` (3.11), `tag` (3.12 to 3.14), or `opaque`: ask Python."""
     if sys.implementation.name != "cpython" or sys.int_info.bits_per_digit != 30:
         return "opaque"
@@ -483,7 +495,7 @@ class Native:
     def __init__(self, pool: bool = system.POOL, int_layout: str | None = None) -> None:
         header = object.__basicsize__  # reference count and type, the type last
         bytes_offset = bytes.__basicsize__ - 1
-        address = cache.address("runtime", (pool, int_layout or _int_layout(), header, bytes_offset), build)
+        address = cache.address("runtime", (pool, int_layout or int_layout_of_python(), header, bytes_offset), build)
         table = (ctypes.c_int64 * 3)()
         ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)(ctypes.addressof(table))
         self.state = State()

@@ -23,6 +23,7 @@ from flambeau.ir.bind import MODES, stack
 from flambeau.ir.graph import Graph, Value, map_values
 from flambeau.ir.kinds import DERIVED
 from flambeau.ir.op import REGISTRY, Op, Refused
+from flambeau.runtime import objects
 from flambeau.tape.grad_mode import mode
 
 _sequence = itertools.count()
@@ -78,9 +79,8 @@ class Analysis:
     def make_plan(self) -> Plan:
         """The graph over what it reads, as a plan."""
         self.plan = make_plan(pruned(self), self.info.specs[0].device)
-        native = self.plan.native
-        if native is not None and len(self.info.specs) == 1 and not settings.validate:
-            self.quick = make_quick(self, *native)
+        if self.plan.results() is not None and len(self.info.specs) == 1 and not settings.validate:
+            self.quick = make_quick(self, eager.maker_of(self.plan), len(self.plan.outputs))
         return self.plan
 
     def _trace(self) -> tuple[Graph, tuple[int, ...]]:
@@ -487,7 +487,7 @@ def record(info: eager.Info, args: tuple, outs: tuple) -> None:
         return
     if type(analysis) is not Analysis:  # a taper: the eager case
         if any([hasattr(x, "ptr") and x.ptr is None for x in inputs]) or any([o.ptr is None for o in outs]) or _anomaly:
-            _tape_any(analysis.__defaults__[0], inputs, outs)
+            _tape_any(objects.analysis_of(analysis), inputs, outs)
         else:
             analysis(*inputs, *outs)
         return
@@ -512,7 +512,7 @@ def _analysis_for(info: eager.Info, inputs: list) -> Analysis | None:
     analysis = info.by_bits.get(bits, False)
     if analysis is False:
         analysis = _first_analysis(info, bits, inputs)
-    return analysis if analysis is None or type(analysis) is Analysis else analysis.__defaults__[0]
+    return analysis if analysis is None or type(analysis) is Analysis else objects.analysis_of(analysis)
 
 
 def _tape_any(analysis: Analysis, inputs: list, outs: tuple) -> None:
@@ -557,35 +557,29 @@ def make_taper(analysis: Analysis, outputs: int) -> Any:
     """`taper(*inputs, *outs)`: the node of an eager op, with everything that is known beforehand written out."""
     # Not by the inputs: a trace may be the first to come here, and has stand-ins for numbers.
     numbers = tuple(isinstance(s, NumberSpec) for s in flat_specs(analysis.info.args))
-    key = (analysis.mask, analysis.saved_inputs, analysis.saved_outputs, analysis.differentiable, numbers, outputs)
-    code = _taper_codes.get(key)
-    if code is None:
-        code = _taper_codes[key] = _taper_code(*key)
-    return types.FunctionType(code, _taper_scope, "taper", (analysis,))
+    saved = [(i, numbers[i]) for i in analysis.saved_inputs]
+    return objects.taper(analysis, analysis.mask, outputs, saved, analysis.saved_outputs, analysis.differentiable)
 
 
-def make_quick(analysis: Analysis, entry: Any, specs: tuple, block: int) -> Any:
+def make_quick(analysis: Analysis, make: Any, results: int) -> Any:
     """`quick(node, g)`: gradients of a one-output op by one native call; None where the versions, the gradient's layout … are not as planned."""
     kinds = []
     shapes = flat_specs(analysis.info.args)
     for i in analysis.saved_inputs:
         kinds.append("number" if isinstance(shapes[i], NumberSpec) else "input")
     kinds += ["output"] * len(analysis.saved_outputs)
-    key = (tuple(kinds), analysis.grads_used, len(specs))
+    key = (tuple(kinds), analysis.grads_used, results == 1)
     code = _quick_codes.get(key)
     if code is None:
         code = _quick_codes[key] = _quick_code(*key)
-    return types.FunctionType(code, _taper_scope, "quick", (analysis.grad_specs[0], entry, block, *specs))
+    return types.FunctionType(code, {}, "quick", (analysis.grad_specs[0], make))
 
 
 _quick_codes: dict[tuple, types.CodeType] = {}
 
 
-def _quick_code(kinds, grads_used, results) -> types.CodeType:
-    pointers = [
-        {"number": "saved[%d]", "input": "saved[%d].ptr", "output": "saved[%d][1]"}[kind] % i
-        for i, kind in enumerate(kinds)
-    ]
+def _quick_code(kinds, grads_used, single) -> types.CodeType:
+    operands = [("saved[%d][1]" if kind == "output" else "saved[%d]") % i for i, kind in enumerate(kinds)]
     versions = [
         {"number": "None", "input": "saved[%d].storage.version", "output": "saved[%d][2].version"}[kind].replace(
             "%d", str(i)
@@ -593,72 +587,17 @@ def _quick_code(kinds, grads_used, results) -> types.CodeType:
         for i, kind in enumerate(kinds)
     ]
     if grads_used[0]:
-        pointers.append("g.ptr")
-    names = [f"s{i}" for i in range(results)]
-    lines = [f"def quick(node, g, wanted, entry, block, {', '.join(names)}):", "    saved = node.saved"]
+        operands.append("g")
+    lines = ["def quick(node, g, wanted, make):", "    saved = node.saved"]
     test = "saved is None or g.spec is not wanted"
     if versions:
         test += f" or ({', '.join(versions)}{',' if len(versions) == 1 else ''}) != node.versions"
     lines += [f"    if {test}:", "        return None"]
-    for i in range(results):  # each block has an owner at once, for the case that the next one is not to be had
-        lines += [
-            f"    f{i} = s{i}.free",
-            "    try:",
-            f"        p{i} = f{i}.pop()",
-            "    except IndexError:",
-            f"        p{i} = s{i}.size_class.fresh()",
-            f"    t{i} = new(Tensor)",
-            f"    t{i}.spec = s{i}",
-            f"    t{i}.ptr = p{i}",
-            f"    t{i}.storage = m = new(Storage)",
-            f"    m.ptr = p{i}",
-            f"    m.free = f{i}",
-            "    m.version = 0",
-            f"    t{i}.needs_grad = False",
-            f"    t{i}.node = None",
-            f"    t{i}._view = None",
-        ]
-    lines.append(f"    entry({', '.join([*pointers, *(f'p{i}' for i in range(results))])}, block)")
-    lines.append(f"    return ({', '.join(f't{i}' for i in range(results))},)")
+    call = f"make({', '.join(operands)})"
+    lines.append(f"    return ({call},)" if single else f"    return {call}")
     scope: dict[str, Any] = {}
     exec(compile("\n".join(lines), "<flambeau tape>", "exec"), scope)
     return scope["quick"].__code__
-
-
-_taper_codes: dict[tuple, types.CodeType] = {}
-_taper_scope: dict[str, Any] = {}
-
-
-def _taper_code(mask, saved_inputs, saved_outputs, differentiable, numbers, outputs) -> types.CodeType:
-    xs = [f"x{i}" for i in range(len(mask))]
-    outs = [f"o{i}" for i in range(outputs)]
-
-    def row(items: list[str]) -> str:
-        return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
-
-    edges = [
-        f"((x{i}.node or (None, x{i})) if x{i}._view is None else edge_of(x{i}))" if m else "None"
-        for i, m in enumerate(mask)
-    ]
-    saved = [f"x{i}" for i in saved_inputs] + [f"(o{i}.spec, o{i}.ptr, o{i}.storage)" for i in saved_outputs]
-    versions = ["None" if numbers[i] else f"x{i}.storage.version" for i in saved_inputs] + [
-        f"o{i}.storage.version" for i in saved_outputs
-    ]
-    lines = [
-        f"def taper({', '.join([*xs, *outs])}, analysis):",
-        "    node = new(Node)",
-        "    node.analysis = analysis",
-        "    node.sequence = following(sequence)",
-        "    node.extras = None",
-        f"    node.edges = {row(edges)}",
-        f"    node.saved = {row(saved)}",
-        f"    node.versions = {row(versions)}",
-    ]
-    for i in differentiable:
-        lines += [f"    o{i}.needs_grad = True", f"    o{i}.node = (node, {i})"]
-    scope: dict[str, Any] = {}
-    exec(compile("\n".join(lines), "<flambeau tape>", "exec"), scope)
-    return scope["taper"].__code__
 
 
 def _first_analysis(info: eager.Info, bits: int, inputs: list) -> Any:
@@ -676,16 +615,11 @@ def _first_analysis(info: eager.Info, bits: int, inputs: list) -> Any:
     return analysis
 
 
-_taper_scope.update(Node=Node, new=object.__new__, edge_of=edge_of, sequence=_sequence, following=next)
+objects.register(Node=Node, edge_of=edge_of, sequence=_sequence)
 
 
 saved_alias: Any = None  # set by the tensor layer: a traced tensor at its present value
 from_memory: Any = None  # set by the tensor layer: a tensor from (spec, address, storage)
-
-
-def set_classes(tensor: type, storage: type) -> None:
-    """The tensor layer registers what gradients are made of."""
-    _taper_scope.update(Tensor=tensor, Storage=storage)
 
 
 history_of_view: Any = None  # set by `views`

@@ -54,10 +54,12 @@ def test_times_of_kernels(rows, capsys: Capture) -> None:
 def test_entries_are_native_when_nobody_looks(rows) -> None:
     rows.relu()
     plan = eager.info_for(REGISTRY["relu"], (rows,)).plan
-    assert type(plan.fast[0]).__name__ == "builtin_function_or_method"
+    assert type(eager.maker_of(plan)).__name__ == "builtin_function_or_method"
     with settings.scope(debug=2):
         rows.relu()
-        assert eager.info_for(REGISTRY["relu"], (rows,)).plan.fast[0].__module__ == instruments.__name__
+        plan = eager.info_for(REGISTRY["relu"], (rows,)).plan
+        assert type(eager.maker_of(plan)).__name__ == "function"
+        assert plan.steps[0].entry.__module__ == instruments.__name__
 
 
 def test_work_is_counted() -> None:
