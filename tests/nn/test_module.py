@@ -9,7 +9,7 @@ import pytest
 
 import flambeau as fb
 from flambeau import nn
-from flambeau.nn.modules.epoch import epoch
+from flambeau.core.epoch import epoch
 
 
 class Net(nn.Module):

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from flambeau._tensor import Tensor
-from flambeau.nn.modules.epoch import epoch
+from flambeau.core.epoch import epoch
 from flambeau.nn.modules.module import Module, _addindent
 from flambeau.nn.parameter import Parameter
 

@@ -26,7 +26,7 @@ from flambeau.core.dtype import dtype as DType
 from flambeau.factories import empty
 from flambeau.nn.modules import state
 from flambeau.nn.modules.backward_hooks import BackwardHook
-from flambeau.nn.modules.epoch import epoch
+from flambeau.core.epoch import epoch
 from flambeau.nn.modules.hooks import GLOBAL, RemovableHandle, apply_registration, register
 from flambeau.nn.parameter import Buffer, Parameter, is_lazy
 from flambeau.tape.grad_mode import no_grad

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from flambeau._tensor import Tensor
-from flambeau.nn.modules.epoch import epoch
+from flambeau.core.epoch import epoch
 from flambeau.nn.parameter import Parameter, is_lazy
 from flambeau.tape.grad_mode import no_grad
 
