@@ -16,8 +16,6 @@ import flambeau
 from flambeau import nn
 from flambeau.accelerator import Graph
 
-WANTED = 10.0
-
 
 def lower_fifth_us(functions: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
     """Microseconds of each function, run in turns."""
