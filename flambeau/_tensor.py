@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from flambeau.base.errors import message
+from flambeau.base.errors import TraceError, message
 from flambeau.core.device import CPU, device
 from flambeau.core.dtype import dtype, float32
 from flambeau.core.formats import is_in
@@ -634,7 +634,7 @@ def host_values(t: Tensor) -> list:
 
 
 def traced_value_error(t: Tensor) -> None:
-    raise RuntimeError(
+    raise TraceError(
         "item: the value of a tensor is not known while a function is traced, vmapped or compiled. Use where(), cond() or while_loop() instead of "
         "branching on it, or compute it outside."
     )

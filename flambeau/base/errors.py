@@ -23,6 +23,7 @@ __all__ = [
     "LinAlgError",
     "OutOfMemoryError",
     "ShapeError",
+    "TraceError",
     "UnsupportedError",
     "closest",
     "did_you_mean",
@@ -45,6 +46,10 @@ class LinAlgError(RuntimeError):
 
 class ShapeError(RuntimeError):
     """Sizes or numbers of dimensions that do not fit each other."""
+
+
+class TraceError(RuntimeError):
+    """What is asked for is not known, or cannot be done, while a function is traced."""
 
 
 class UnsupportedError(NotImplementedError):

@@ -35,6 +35,7 @@ class Recording:
         self.count = count  # inputs that are the function's own
         self.sources: list[Any] = [v.constant for v in self.graph.inputs[count:]]
         self.hosts: list[Callable[[], tuple]] = recorder.hosts
+        self.conditions = recorder.conditions
         self.structure: Any = None
         self.leaves: list[tuple[str, Any]] = []
         self.gradients: list[

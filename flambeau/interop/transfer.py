@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from flambeau.base.errors import TraceError
 from flambeau._tensor import Tensor, empty
 from flambeau.core.device import CPU, META, device
 from flambeau.core.spec import Spec
@@ -39,7 +40,7 @@ def move(t: Tensor, target: device, non_blocking: bool = False) -> Tensor:
             f"to: gradients do not go through a move from {source} to {target} yet. Move the leaf before requires_grad_(), or a detached tensor."
         )
     if t.ptr is None or tracing.current() is not None:
-        raise RuntimeError("to: a tensor cannot change its device while a function is traced. Move it outside.")
+        raise TraceError("to: a tensor cannot change its device while a function is traced. Move it outside.")
     recording.refuse_host_work("to")
     t = REGISTRY["contiguous_copy"](t) if not t.spec.contiguous else t
     result = empty(Spec.of(t.shape, t.dtype, target))

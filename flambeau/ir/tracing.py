@@ -55,6 +55,8 @@ class Recorder:
         self.repeats = False  # whether the graph is replayed as it is: random numbers would come out the same each time
         self.cleared: set[int] = set()  # ids of tensors from outside whose `.grad` was set anew
         self.hosts: list[Callable[[], tuple]] = []  # what gives the numbers that each replay computes anew
+        self.conditions: list[tuple[Callable[[], Any], Any, str]] = []  # (get, value, what it is): a replay is right while get() is value
+        self.memo: dict[Any, Any] = {}  # what library code makes once per trace
         self.grads_read: dict[int, tuple[Any, Any]] = {}  # tensors from outside and the `.grad` they were read with
         self.grads_before: dict[int, tuple[Any, Any]] = {}  # tensors whose `.grad` the trace changed, and what it was
 
@@ -80,6 +82,10 @@ class Recorder:
         self.grads_before.setdefault(id(tensor), (tensor, tensor.__dict__.get("_grad")))
         if anew:
             self.cleared.add(id(tensor))
+
+    def depend(self, get: Callable[[], Any], text: str) -> None:
+        """Note that the trace is right only while `get()` gives what it gives now."""
+        self.conditions.append((get, get(), text))
 
     def host(self, get: Callable[[], tuple], types: Sequence[type]) -> tuple:
         """Stand-ins for numbers of Python that `get()` gives at every replay."""

@@ -9,7 +9,7 @@ from typing import Any
 from flambeau._tensor import Tensor
 from flambeau.factories import zeros
 from flambeau.ir.op import REGISTRY
-from flambeau.optim.optimizer import Optimizer, at_least, counted, number, scalar
+from flambeau.optim.optimizer import Optimizer, at_least, counted, rate, scalar
 from flambeau.tape.grad_mode import no_grad
 
 __all__ = ["Adafactor"]
@@ -73,7 +73,7 @@ class Adafactor(Optimizer):
                 else:
                     state["variance"] = zeros(shape, dtype=g.dtype)
             n = counted(state["step"])
-            lr, (eps1, eps2) = number(group["lr"]), group["eps"]
+            lr, (eps1, eps2) = rate(group), group["eps"]
             eps1 = EPSILON[p.dtype.name] if eps1 is None else eps1
             g = -g if group["maximize"] else g
             rest = n ** group["beta2_decay"]

@@ -15,6 +15,7 @@ from flambeau.optim.optimizer import (
     counted,
     differentiable_step,
     number,
+    rate,
     scalar,
     zeros_like,
 )
@@ -160,7 +161,7 @@ class Adam(Optimizer):
                 if group["amsgrad"]:
                     state["max_exp_avg_sq"] = zeros_like(p)
             n = counted(state["step"])
-            lr, decay = number(group["lr"]), group["weight_decay"]
+            lr, decay = rate(group), group["weight_decay"]
             beta1, beta2 = (number(b) for b in group["betas"])
             numbers = (
                 1 - lr * decay,

@@ -16,7 +16,7 @@ from flambeau.optim.optimizer import (
     differentiable_step,
     in_trace,
     multiply_scalar,
-    number,
+    rate,
     scalar,
     zeros_like,
 )
@@ -108,7 +108,7 @@ class NAdam(_Adaptive):
                 state["step"], state["mu_product"] = scalar(), scalar(1.0)
                 state["exp_avg"], state["exp_avg_sq"] = zeros_like(p), zeros_like(p)
             n = counted(state["step"])
-            lr, decay = number(group["lr"]), group["weight_decay"]
+            lr, decay = rate(group), group["weight_decay"]
             (beta1, beta2), fade = group["betas"], group["momentum_decay"]
             mu, following = (beta1 * (1.0 - 0.5 * 0.96 ** (k * fade)) for k in (n, n + 1))
             product = multiply_scalar(state["mu_product"], mu)
@@ -205,7 +205,7 @@ class RAdam(_Adaptive):
             if not state:
                 state["step"], state["exp_avg"], state["exp_avg_sq"] = scalar(), zeros_like(p), zeros_like(p)
             n = counted(state["step"])
-            lr, decay = number(group["lr"]), group["weight_decay"]
+            lr, decay = rate(group), group["weight_decay"]
             beta1, beta2 = group["betas"]
             bias2 = 1 - beta2**n
             limit = 2 / (1 - beta2) - 1

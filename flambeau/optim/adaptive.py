@@ -14,7 +14,7 @@ from flambeau.optim.optimizer import (
     check_lr,
     counted,
     differentiable_step,
-    number,
+    rate,
     scalar,
     zeros_like,
 )
@@ -119,7 +119,7 @@ class RMSprop(_Adaptive):
             tensors += [state["grad_avg"]] if centered else []
             tensors += [state["momentum_buffer"]] if momentum > 0 else []
             alpha, decay = group["alpha"], group["weight_decay"]
-            numbers = (number(group["lr"]), decay, alpha, 1 - alpha, group["eps"], momentum)
+            numbers = (rate(group), decay, alpha, 1 - alpha, group["eps"], momentum)
             self.update(
                 rmsprop,
                 (0, *range(2, len(tensors))),
@@ -198,12 +198,12 @@ class Adagrad(_Adaptive):
         for group, p, g, state in self.each():
             n = counted(state["step"])
             decay = group["weight_decay"]
-            rate = number(group["lr"]) / (1 + (n - 1) * group["lr_decay"])
+            lr = rate(group) / (1 + (n - 1) * group["lr_decay"])
             self.update(
                 adagrad,
                 (0, 2),
                 (p, g, state["sum"]),
-                (rate, decay, group["eps"]),
+                (lr, decay, group["eps"]),
                 group,
                 (group["maximize"], decay != 0),
             )
@@ -264,7 +264,7 @@ class Adadelta(_Adaptive):
                 state["step"], state["square_avg"], state["acc_delta"] = scalar(), zeros_like(p), zeros_like(p)
             counted(state["step"])
             rho, decay = group["rho"], group["weight_decay"]
-            numbers = (number(group["lr"]), rho, 1 - rho, group["eps"], decay)
+            numbers = (rate(group), rho, 1 - rho, group["eps"], decay)
             self.update(
                 adadelta,
                 (0, 2, 3),
@@ -340,7 +340,7 @@ class Adamax(_Adaptive):
             n = counted(state["step"])
             beta1, beta2 = group["betas"]
             decay = group["weight_decay"]
-            numbers = (number(group["lr"]) / (1 - beta1**n), 1 - beta1, beta2, group["eps"], decay)
+            numbers = (rate(group) / (1 - beta1**n), 1 - beta1, beta2, group["eps"], decay)
             self.update(
                 adamax,
                 (0, 2, 3),

@@ -12,7 +12,7 @@ from typing import Any
 from flambeau._tensor import Tensor
 from flambeau.core.dtype import bfloat16
 from flambeau.ir.op import REGISTRY
-from flambeau.optim.optimizer import Optimizer, at_least, number, zeros_like
+from flambeau.optim.optimizer import Optimizer, at_least, rate, zeros_like
 from flambeau.tape.grad_mode import no_grad
 
 __all__ = ["Muon"]
@@ -91,7 +91,7 @@ class Muon(Optimizer):
             buffer = state.get("momentum_buffer")
             if buffer is None:
                 buffer = state["momentum_buffer"] = zeros_like(g)
-            lr, momentum = number(group["lr"]), group["momentum"]
+            lr, momentum = rate(group), group["momentum"]
             buffer.lerp_(g, 1 - momentum)
             update = REGISTRY["lerp"](g, buffer, momentum) if group["nesterov"] else buffer
             update = orthogonalized(update, group["ns_coefficients"], group["ns_steps"], group["eps"])

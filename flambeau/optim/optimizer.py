@@ -29,13 +29,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from flambeau._tensor import Tensor
+from flambeau._tensor import empty as empty_of
 from flambeau.base.errors import message
 from flambeau.core.device import CPU
 from flambeau.core.dtype import float32, float64, get_default_dtype
 from flambeau.engine import recording
 from flambeau.engine import update as engine_update
 from flambeau.factories import zeros
-from flambeau.ir import bind
+from flambeau.ir import bind, tracing
 from flambeau.ir.op import IN_PLACE, REGISTRY
 from flambeau.tape.grad_mode import enable_grad, no_grad, set_grad_enabled
 
@@ -119,6 +120,8 @@ def _with_hooks(step: Callable) -> Callable:
             _check_recorded(self)
         for hook in (*self._optimizer_step_post_hooks.values(), *_global_post_hooks.values()):
             hook(self, args, kwargs)
+        if bind.MODES:
+            self._rest_on_options()
         return result
 
     wrapper.hooked = True
@@ -240,6 +243,11 @@ class Optimizer:
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update the parameters. `closure` computes the loss again and returns it."""
         raise NotImplementedError(f"{type(self).__name__}.step: define it in the subclass.")
+
+    def _rest_on_options(self) -> None:
+        """A trace is right for the parameters, options and state of now; learning rates may change."""
+        rest_on(lambda: _options(self.param_groups), f"the options of {type(self).__name__}")
+        rest_on(lambda: sum(map(len, self.state.values())), f"how much state {type(self).__name__} has")
 
     # ------------------------------------------------------------------ what algorithms use
     def closure_loss(self, closure: Callable[[], Any] | None) -> Any:
@@ -389,6 +397,18 @@ def _fitted(p: Tensor, value: Any, key: Any = None) -> Any:
     return value
 
 
+def _options(groups: list[dict]) -> tuple:
+    """Parameters and options of groups as one value; learning rates that are numbers left out."""
+    return tuple(
+        tuple(
+            (key, tuple(map(id, value)) if key == "params" else id(value) if isinstance(value, Tensor) else value)
+            for key, value in group.items()
+            if key not in ("lr", "initial_lr") or isinstance(value, Tensor)
+        )
+        for group in groups
+    )
+
+
 # ------------------------------------------------------------------ numbers
 def in_trace() -> bool:
     """Whether numbers must stay tensors: a trace or an interpreter is on."""
@@ -400,12 +420,31 @@ def number(value: Any) -> Any:
     return value.item() if isinstance(value, Tensor) and not in_trace() else value
 
 
-def scalar(value: float = 0.0) -> Tensor:
-    """A 0-dim tensor for the state (`step` …)."""
-    made = zeros((), dtype=float64 if get_default_dtype() is float64 else float32)
-    if value:
-        write_scalar(made, value)
+def rest_on(get: Callable[[], Any], text: str) -> None:
+    """A trace that is replayed is right while get() gives what it gives now; nothing in eager mode."""
+    trace = tracing.current() if bind.MODES else None
+    if trace is not None and trace.repeats:
+        trace.depend(get, text)
+
+
+def rate(group: dict) -> Any:
+    """The learning rate of a group as a number; in a trace that is replayed a 0-dim tensor that each replay sets to what the group has then."""
+    lr = group["lr"]
+    trace = tracing.current() if bind.MODES else None
+    if trace is None or not trace.repeats or isinstance(lr, Tensor):
+        return number(lr)
+    made = trace.memo.get(("lr", id(group)))
+    if made is None:
+        (given,) = trace.host(lambda: (float(group["lr"]),), (float,))
+        made = trace.memo["lr", id(group)] = REGISTRY["full"]((), given, dtype=float64)
     return made
+
+
+def scalar(value: float = 0.0) -> Tensor:
+    """A 0-dim tensor for the state (`step` …); made at once, also in a trace."""
+    with tracing.suspended():
+        made = zeros((), dtype=float64 if get_default_dtype() is float64 else float32)
+        return made.fill_(value) if value else made
 
 
 _cells = {"float32": ctypes.c_float, "float64": ctypes.c_double, "int64": ctypes.c_int64}
@@ -450,8 +489,14 @@ def write_scalar(t: Tensor, value: Any) -> None:
 
 
 def zeros_like(p: Tensor) -> Tensor:
-    """A zero tensor in the layout of a parameter, without history."""
-    return p.detach() * 0 if not p.spec.contiguous else zeros(tuple(p.shape), dtype=p.dtype, device=p.device)
+    """A zero tensor in the layout of a parameter, without history; made at once, also in a trace."""
+    return filled_like(p, 0)
+
+
+def filled_like(p: Tensor, value: Any) -> Tensor:
+    """A tensor of one value in the layout of a parameter, without history; made at once, also in a trace."""
+    with tracing.suspended(), no_grad():
+        return empty_of(p.spec.plain()).fill_(value)
 
 
 def at_least(name: str, value: Any, least: float = 0.0, text: str | None = None) -> None:

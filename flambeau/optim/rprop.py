@@ -13,8 +13,9 @@ from flambeau.optim.optimizer import (
     check_lr,
     counted,
     differentiable_step,
+    filled_like,
     in_trace,
-    number,
+    rate,
     read_scalar,
     scalar,
     write_scalar,
@@ -77,7 +78,7 @@ class Rprop(_Adaptive):
                 lr = float(group["lr"])
                 start = complex(lr, lr) if p.is_complex() else lr
                 state["step"], state["prev"] = scalar(), zeros_like(p)
-                state["step_size"] = REGISTRY["full"](tuple(p.shape), start, dtype=p.dtype, device=p.device)
+                state["step_size"] = filled_like(p, start)
             counted(state["step"])
             numbers = (*group["etas"], *(float(s) for s in group["step_sizes"]))
             self.update(
@@ -131,11 +132,11 @@ class ASGD(_Adaptive):
         """One update of every parameter that has a gradient."""
         loss = self.closure_loss(closure)
         for group, p, g, state in self.each():
-            lr = number(group["lr"])
+            lr = rate(group)
             if not state:
                 state["step"], state["eta"], state["mu"], state["ax"] = (
                     scalar(),
-                    scalar(float(lr)),
+                    scalar(float(group["lr"])),
                     scalar(1.0),
                     zeros_like(p),
                 )

@@ -6,7 +6,16 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from flambeau._tensor import Tensor
-from flambeau.optim.optimizer import Optimizer, at_least, check_lr, differentiable_step, number
+from flambeau.optim.optimizer import (
+    Optimizer,
+    at_least,
+    check_lr,
+    differentiable_step,
+    number,
+    rate,
+    rest_on,
+    zeros_like,
+)
 
 __all__ = ["SGD"]
 
@@ -101,7 +110,7 @@ class SGD(Optimizer):
         """One update of every parameter that has a gradient."""
         loss = self.closure_loss(closure)
         for group, p, g in self.gradients():
-            lr, decay = number(group["lr"]), number(group["weight_decay"])
+            lr, decay = rate(group), number(group["weight_decay"])
             flags = (group["maximize"], not (isinstance(decay, (int, float)) and decay == 0))
             momentum = group["momentum"]
             if momentum == 0:
@@ -111,7 +120,8 @@ class SGD(Optimizer):
             state = self.state[p]
             b = state.get("momentum_buffer")
             if b is None:
-                b = state["momentum_buffer"] = g.detach().clone()
+                rest_on(lambda state=state: "momentum_buffer" in state, "whether SGD has momentum yet")
+                b = state["momentum_buffer"] = zeros_like(g)
                 self.update(first_momentum, (0, 2), (p, g, b), (lr, decay, momentum), group, flags)
             else:
                 self.update(

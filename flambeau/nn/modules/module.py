@@ -14,6 +14,7 @@ May not know: particular layers. Entry: `Module`.
 
 from __future__ import annotations
 
+import importlib
 from collections import OrderedDict, namedtuple
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -302,11 +303,21 @@ class Module:
         return getattr(owner, name)
 
     # ------------------------------------------------------------------ calling
+    def compile(self, **options: Any) -> None:
+        """Compile this module's calls in place; options are those of `flambeau.compile`."""
+        compiler = importlib.import_module("flambeau.compiler")
+        self.__dict__["_compiled_call_impl"] = compiler.compile(self._call, **options)
+
+    def _compiled_form(self, make: Callable) -> Module:
+        """What `flambeau.compile(module)` returns; `make` compiles a function."""
+        return importlib.import_module("flambeau.nn.modules.compiled").OptimizedModule(self, make)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        compiled = self.__dict__.get("_compiled_call_impl")
+        return compiled(*args, **kwargs) if compiled is not None else self._call(*args, **kwargs)
+
+    def _call(self, *args: Any, **kwargs: Any) -> Any:
         d = self.__dict__
-        compiled = d.get("_compiled_call_impl")
-        if compiled is not None:
-            return compiled(*args, **kwargs)
         if not (
             d["_forward_pre_hooks"]
             or d["_forward_hooks"]

@@ -1,0 +1,310 @@
+"""`compile(f)`: a callable that traces f once for each kind of inputs and calls the plan while its guards hold.
+
+    step = CompiledFunction(train_step)
+    step(x, y)        # traced, compiled; later calls look the entry up by the inputs' specs and check its guards
+
+Sizes are static at first; a size that changes becomes symbolic in the second trace (`dynamic=None`). What depends on values of tensors, or has
+side effects that cannot be replayed, raises with `fullgraph=True` and runs eagerly, with one warning, otherwise.
+
+May not know: modules of `nn` but for their tables. Entry: `CompiledFunction`.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+import traceback
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from flambeau._tensor import Tensor
+from flambeau.base.errors import TraceError
+from flambeau.base.pytree import tree_flatten
+from flambeau.capture.recording import record
+from flambeau.compiler import stances, values
+from flambeau.compiler.entry import NO_SIZES, Entry
+from flambeau.compiler.guards import CONDITION, Guard, Guards
+from flambeau.compiler.observe import USER, Observer, kind_of
+from flambeau.core.dtype import get_default_dtype
+from flambeau.ir import bind, tracing
+from flambeau.tape.grad_mode import mode
+
+log = logging.getLogger("flambeau.compiler")
+RECOMPILE_LIMIT = 64
+every: weakref.WeakSet = weakref.WeakSet()
+_lock = threading.RLock()  # one trace at a time
+
+
+class CompileError(RuntimeError):
+    """A function cannot be compiled as one graph; the text names the line and the way out."""
+
+
+class CompiledFunction:
+    """See the module."""
+
+    def __init__(
+        self,
+        function: Callable,
+        *,
+        fullgraph: bool = False,
+        dynamic: bool | None = None,
+        mode_name: str = "default",
+        options: dict | None = None,
+    ):
+        functools.update_wrapper(self, function, updated=())
+        self.function, self.fullgraph, self.dynamic = function, fullgraph, dynamic
+        self.mode, self.options = mode_name, options or {}
+        self.reset()
+        every.add(self)
+
+    def reset(self) -> None:
+        """Forget every entry."""
+        self.entries: dict[tuple, list[Entry]] = {}
+        self.symbolic: dict[tuple, list[Entry]] = {}
+        self.sizes_seen: dict[tuple, list[tuple]] = {}  # by key without sizes: the shapes met
+        self.eager_reason: str | None = None  # why calls run eagerly
+        self.recompiles: list[str] = []
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else functools.partial(self, instance)
+
+    # ------------------------------------------------------------------ a call
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if bind.MODES or stances.current.name != "default":
+            if tracing.current() is not None or bind.stack.items:
+                return self.function(*args, **kwargs)  # part of another trace or transform
+            if stances.current.name == "force_eager":
+                return self.function(*args, **kwargs)
+        if self.eager_reason is not None:
+            return self.function(*args, **kwargs)
+        if kwargs:
+            flat, structure = tree_flatten((args, kwargs))
+        else:
+            flat, structure = (args, len(args)) if all(type(x) in _TENSORS for x in args) else tree_flatten(args)
+        key: list = [structure, mode.enabled, mode.inference, get_default_dtype()]
+        inputs: list[Tensor] = []
+        for x in flat:
+            if isinstance(x, Tensor):
+                key.append(x.spec)
+                key.append(x.needs_grad)
+                inputs.append(x)
+                if x.spec.is_slow:
+                    return self.function(*args, **kwargs)  # a subclass that sees each call
+            else:
+                key.append(_leaf_key(x))
+        entries = self.entries.get(tuple(key))
+        if entries is not None:
+            for entry in entries:
+                if entry.fits(NO_SIZES):
+                    return self._run(entry, inputs, NO_SIZES, args, kwargs)
+        return self._miss(tuple(key), inputs, args, kwargs)
+
+    def _run(self, entry: Entry, inputs: list[Tensor], sizes: dict, args: tuple, kwargs: dict) -> Any:
+        if entry.graph.writes and entry.recording.shares_memory(inputs):
+            return self.function(*args, **kwargs)  # a write would show in another input: the order of ops counts
+        return entry.run(inputs, sizes)
+
+    # ------------------------------------------------------------------ a miss
+    def _miss(self, key: tuple, inputs: list[Tensor], args: tuple, kwargs: dict) -> Any:
+        with _lock:
+            loose = tuple((x.shape.__len__(), x.dtype, x.device) if hasattr(x, "size_class") else x for x in key)
+            sizes = {f"s{i}_{d}": n for i, t in enumerate(inputs) for d, n in enumerate(t.shape)}
+            for entry in self.symbolic.get(loose, ()):
+                if self._serves(entry, inputs) and entry.fits(sizes):
+                    return self._run(entry, inputs, sizes, args, kwargs)
+            for entry in self.entries.get(key, ()):  # another thread may have been quicker
+                if entry.fits(NO_SIZES):
+                    return self._run(entry, inputs, NO_SIZES, args, kwargs)
+            reason = self._reason(key, loose, inputs, sizes)
+            stance = stances.current.name
+            if reason is not None:
+                if stance == "eager_on_recompile":
+                    return self.function(*args, **kwargs)
+                if stance == "fail_on_recompile":
+                    raise RuntimeError(
+                        f"compile: {self.__name__} would be compiled again, and the stance is fail_on_recompile: {reason}."
+                    )
+                self.recompiles.append(reason)
+                log.info("%s is compiled again: %s", getattr(self, "__qualname__", self.function), reason)
+                if len(self.recompiles) >= RECOMPILE_LIMIT:
+                    return self._give_up(
+                        f"it was compiled {RECOMPILE_LIMIT} times, the last time because {reason}", args, kwargs
+                    )
+            elif stance == "eager_then_compile" and loose not in self.sizes_seen:
+                self.sizes_seen[loose] = [tuple(t.shape for t in inputs)]
+                return self.function(*args, **kwargs)
+            varying = self._varying(loose, inputs)
+            try:
+                entry = self._trace(args, kwargs, inputs, varying)
+            except Unsupported as e:
+                return self._give_up(str(e), args, kwargs)
+            if varying:
+                self.symbolic.setdefault(loose, []).insert(0, entry)
+                return self._run(entry, inputs, sizes, args, kwargs)
+            self.entries.setdefault(key, []).insert(0, entry)
+            return self._run(entry, inputs, NO_SIZES, args, kwargs)
+
+    def _give_up(self, reason: str, args: tuple, kwargs: dict) -> Any:
+        """Run eagerly from now on, or raise if the user wants one graph."""
+        name = getattr(self.function, "__qualname__", type(self.function).__name__)
+        if self.fullgraph:
+            raise CompileError(f"compile: {name} must be one graph (fullgraph=True), and it cannot be: {reason}")
+        result = self.function(*args, **kwargs)  # raises the function's own error, if that is what it was
+        self.eager_reason = reason
+        warnings.warn(f"compile: {name} runs eagerly: {reason}", stacklevel=4)
+        return result
+
+    def _serves(self, entry: Entry, inputs: list[Tensor]) -> bool:
+        return all(t.spec.contiguous for t in inputs) if entry.recording.guards is not None else True
+
+    def _reason(self, key: tuple, loose: tuple, inputs: list[Tensor], sizes: dict) -> str | None:
+        """Why an entry is missing although there are others; None at the first call."""
+        for entry in self.entries.get(key, ()):
+            return entry.why_not(NO_SIZES)
+        for entry in self.symbolic.get(loose, ()):
+            return entry.why_not(sizes) if self._serves(entry, inputs) else "an input is not contiguous"
+        for other in (*self.entries, *self.symbolic):
+            if len(other) == len(key):
+                for i, (a, b) in enumerate(zip(other, key)):
+                    if a != b and not (
+                        isinstance(a, tuple) and hasattr(b, "size_class") and a == (b.ndim, b.dtype, b.device)
+                    ):
+                        return _difference(i, a, b)
+        return f"the arguments have another structure: {key[0]}" if self.entries or self.symbolic else None
+
+    # ------------------------------------------------------------------ sizes
+    def _varying(self, loose: tuple, inputs: list[Tensor]) -> frozenset[tuple[int, int]]:
+        """(input, dim) of the sizes that the next trace keeps symbolic."""
+        shapes = tuple(tuple(t.shape) for t in inputs)
+        seen = self.sizes_seen.setdefault(loose, [])
+        found: set[tuple[int, int]] = set()
+        for i, t in enumerate(inputs):
+            marks = t.__dict__.get("_dynamic_dims", {})
+            found.update((i, d) for d in marks.get("dynamic", ()))
+            if self.dynamic is True:
+                found.update((i, d) for d, n in enumerate(t.shape) if n > 1)
+            elif self.dynamic is None:
+                found.update((i, d) for old in seen for d, (a, b) in enumerate(zip(old[i], shapes[i])) if a != b)
+            found -= {(i, d) for d in marks.get("static", ())}
+        seen.append(shapes)
+        if self.dynamic is False and not any("_dynamic_dims" in t.__dict__ for t in inputs):
+            return frozenset()
+        if any(not t.spec.contiguous for t in inputs):
+            return frozenset()
+        return frozenset(found)
+
+    # ------------------------------------------------------------------ tracing
+    def _trace(self, args: tuple, kwargs: dict, inputs: list[Tensor], varying: frozenset) -> Entry:
+        flat, structure = tree_flatten((args, kwargs))
+        function = self.function
+        observer = Observer(function)
+
+        def call(*packed: Any) -> Any:
+            given, named = packed
+            return function(*given, **named)
+
+        saved = mode.enabled, mode.inference
+        try:
+            recording = record(
+                call,
+                flat,
+                structure,
+                symbolic=(lambda i, d: (i, d) in varying) if varying else None,
+                joint=mode.enabled,
+                observer=observer,
+            )
+        except Exception as e:
+            if self.fullgraph and not isinstance(e, TraceError):
+                raise  # the function's own error, as it would be raised eagerly
+            raise Unsupported(f"{_place_of(e)}{e}") from e
+        finally:
+            mode.enabled, mode.inference = saved
+        if observer.problems:
+            raise Unsupported(
+                "; ".join(observer.problems) + ". Move it out of the compiled function, or compile what is around it."
+            )
+        recording.structure, recording.leaves = _without_payload(recording, observer)
+        conditions = [Guard(CONDITION, get, None, value, text) for get, value, text in recording.conditions]
+        if varying:
+            pinned = _pinned(recording, varying)
+            if pinned:
+                log.info("%s: sizes that the trace fixes: %s", getattr(self, "__qualname__", ""), ", ".join(pinned))
+        return Entry(
+            recording, Guards(observer.guards() + conditions, list(observer.modules.values())), observer.effects
+        )
+
+    def __repr__(self) -> str:
+        return f"<compiled {self.function!r}>"
+
+
+class Unsupported(Exception):
+    """Why a function cannot be one graph."""
+
+
+def _without_payload(recording: Any, observer: Observer) -> tuple:
+    """The result's structure; with effects it stays (result, payload)."""
+    if observer.effects:
+        return recording.structure, recording.leaves
+    return recording.structure.children[0], recording.leaves
+
+
+def _pinned(recording: Any, varying: frozenset) -> list[str]:
+    names = {f"s{i}_{d}" for i, d in varying}
+    return [
+        str(e[1])
+        for e, answer in recording.guards.found.items()
+        if e[0] == "==" and answer is True and e[1] in names and isinstance(e[2], int)
+    ]
+
+
+def _place_of(error: BaseException) -> str:
+    """The line of the user's that an error comes from."""
+    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+        if kind_of(frame.f_code) == USER:
+            return f"{frame.f_code.co_filename}:{line}: in {frame.f_code.co_name}: "
+    return ""
+
+
+def _leaf_key(x: Any) -> Any:
+    if values.is_plain(x):
+        return (type(x), repr(x) if isinstance(x, float) else x)
+    return _Identity(x)
+
+
+class _Identity:
+    """An object as a key: itself."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any):
+        self.value = value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is _Identity and other.value is self.value
+
+    def __repr__(self) -> str:
+        return f"a {type(self.value).__name__}"
+
+
+def _difference(at: int, a: Any, b: Any) -> str:
+    names = ("the arguments' structure", "grad mode", "inference mode", "the default dtype")
+    if at < 4:
+        return f"{names[at]} was {a}, is {b}"
+    if isinstance(a, bool) and isinstance(b, bool):
+        return f"requires_grad of an argument was {a}, is {b}"
+    a, b = (x[1] if isinstance(x, tuple) and len(x) == 2 else x for x in (a, b))
+    return f"an argument was {a}, is {b}"
+
+
+_TENSORS: set[type] = {Tensor}
+
+
+def plain_tensor_class(kind: type) -> None:
+    """Instances of a subclass count as plain tensors when they are arguments (parameters)."""
+    _TENSORS.add(kind)

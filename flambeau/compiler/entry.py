@@ -1,0 +1,206 @@
+"""One compiled specialisation: a recording, what it rests on, and its plans.
+
+    entry = Entry(recording, guards, effects)
+    if entry.fits(sizes): result = entry.run(inputs, sizes)
+
+Where the results need gradients the recording is joint: the forward plan also gives what backward needs, and one node of the tape runs the
+backward plan. May not know: how calls find their entry. Raises: RuntimeError in a second backward, or where saved memory was written to.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flambeau._tensor import Tensor
+from flambeau.capture.recording import INPUT, Recording
+from flambeau.compiler.guards import Guards
+from flambeau.compiler.observe import Effect
+from flambeau.core.device import CPU
+from flambeau.core.epoch import epoch
+from flambeau.core.spec import Spec
+from flambeau.engine import eager
+from flambeau.engine.plan import Plan, make_plan
+from flambeau.ir import bind
+from flambeau.ir.graph import Graph
+from flambeau.passes.decompose import decompose
+from flambeau.passes.merge import merge_equal
+from flambeau.passes.split import split_joint
+from flambeau.tape import record as tape
+from flambeau.tape.custom import CustomNode, attach
+from flambeau.tape.grad_mode import mode
+
+MOST_SIZES = 1024  # plans kept per entry
+NO_SIZES: dict[str, int] = {}
+
+
+class Entry:
+    """See the module."""
+
+    def __init__(self, recording: Recording, guards: Guards, effects: list[Effect]):
+        self.recording, self.guards, self.effects = recording, guards, effects
+        self.constants = recording.constants
+        self.specs = [t.spec for t in self.constants]
+        self.needs = [t.needs_grad for t in self.constants]
+        self.runs = 0
+        self.forward_plans: dict[tuple, Plan] = {}
+        self.backward_plans: dict[tuple, Plan] = {}
+        eager.other_plans.append(self.forward_plans)
+        eager.other_plans.append(self.backward_plans)
+        graph = merge_equal(decompose(recording.graph))
+        taken = {v.index for v in recording.tangents}
+        self.slot_of = {}
+        for i in range(len(graph.inputs)):
+            if i not in taken:
+                self.slot_of[i] = len(self.slot_of)
+        self.joint = bool(recording.wanted)
+        if self.joint:
+            tangents = [graph.inputs[v.index] for v in recording.tangents]
+            parts = split_joint(graph, recording.results, tangents)
+            self.graph, self.backward_graph = parts.forward, parts.backward
+            self.reads = [self.slot_of[v.index] for v in parts.forward_reads]
+            number = {v: i for i, v in enumerate(tangents)}
+            self.backward_reads = [
+                ("saved", r)
+                if isinstance(r, int)
+                else ("tangent", number[r])
+                if r in number
+                else ("given", self.slot_of[r.index])
+                for r in parts.reads
+            ]
+            self.tangent_specs = [v.spec for v in tangents]
+        else:
+            self.graph, self.reads = graph, None
+
+    # ------------------------------------------------------------------ whether it serves
+    def fits(self, sizes: dict[str, int]) -> bool:
+        """Whether the trace is right for these sizes and the present state."""
+        guards = self.recording.guards
+        if guards is not None and not guards.hold(sizes):
+            return False
+        return self.guards.hold() and self._constants_hold()
+
+    def _constants_hold(self) -> bool:
+        if [t.spec for t in self.constants] != self.specs or [t.needs_grad for t in self.constants] != self.needs:
+            return False
+        for t, spec in self.recording.outside_grads:
+            g = t.__dict__.get("_grad")
+            if (g.spec if g is not None else None) is not spec:
+                return False
+        return True
+
+    def why_not(self, sizes: dict[str, int]) -> str:
+        """What does not hold, in words."""
+        guards = self.recording.guards
+        if guards is not None and not guards.hold(sizes):
+            return f"sizes {sizes} do not keep to {guards}"
+        found = self.guards.failed()
+        if found is not None:
+            return found
+        for t, spec, needs in zip(self.constants, self.specs, self.needs):
+            if t.spec is not spec:
+                return f"a tensor from outside was {spec}, is {t.spec}"
+            if t.needs_grad != needs:
+                return f"requires_grad of a tensor from outside ({spec}) changed"
+        return "whether tensors from outside have a .grad, or its layout, changed"
+
+    # ------------------------------------------------------------------ running
+    def _plan(self, table: dict[tuple, Plan], graph: Graph, sizes: dict[str, int]) -> Plan:
+        key = tuple(sizes.values())
+        found = table.get(key)
+        if found is None:
+            if len(table) >= MOST_SIZES:
+                table.pop(next(iter(table)))
+            found = table[key] = make_plan(graph.concrete(sizes) if sizes else graph, CPU)
+        return found
+
+    def run(self, inputs: list[Tensor], sizes: dict[str, int]) -> Any:
+        """The function's result. The caller has checked `fits`."""
+        recording = self.recording
+        given = recording.values(inputs)
+        plan = self._plan(self.forward_plans, self.graph, sizes)
+        if not self.joint:
+            outs = eager.run_plan(plan, given)
+        else:
+            outs = eager.run_plan(plan, [given[i] for i in self.reads])
+            outs = self._attach(given, inputs, outs, sizes)
+        self.runs += 1
+        if mode.inference:
+            for x in outs:
+                x.__dict__["_inference"] = True
+        if not self.effects:
+            return recording.finish(outs, inputs, sizes)
+        before = epoch.value
+        result, payload = recording.finish(outs, inputs, sizes)
+        for effect, value in zip(self.effects, payload):
+            effect.apply(value)
+        if self.guards.epoch == before:
+            self.guards.epoch = epoch.value  # its own writes are no reason to look again
+        return result
+
+    def _attach(self, given: list, inputs: list[Tensor], outs: tuple, sizes: dict[str, int]) -> tuple:
+        """Give the results their history. Returns them without what was saved."""
+        recording = self.recording
+        results, saved = outs[: recording.results], list(outs[recording.results :])
+        for at, x in enumerate(saved):
+            if any(x is r for r in results):
+                saved[at] = x.detach()  # the node must not hold its own results
+        sources = [inputs[x] if kind is INPUT else x for kind, x in recording.wanted]
+        for i in recording.differentiable:
+            if results[i]._view is not None:
+                results[i]._view = None  # memory of an input: its history is this node's
+        node = CompiledNode()
+        kept = [
+            given[at] if kind == "given" else saved[at] if kind == "saved" else None for kind, at in self.backward_reads
+        ]
+        shown = [results[i] for i in recording.differentiable]
+        if attach(node, sources, shown, None, "CompiledFunctionBackward"):
+            node.entry, node.sizes = self, sizes
+            node.saved = kept
+            node.counts = [x.storage.version if isinstance(x, Tensor) else None for x in kept]
+        return results
+
+    def gradients(self, kept: list, grads: list, sizes: dict[str, int]) -> list:
+        """Gradients of what is wanted, from gradients of the differentiable results."""
+        tangents = []
+        for g, spec in zip(grads, self.tangent_specs):
+            if sizes:
+                spec = Spec.of(tuple(_concrete(n, sizes) for n in spec.shape), spec.dtype, spec.device)
+            if g is None:
+                g = tape.zeros(spec)
+            elif g.spec is not spec:
+                g = g.detach().to(spec.dtype).contiguous()
+            tangents.append(g)
+        plan = self._plan(self.backward_plans, self.backward_graph, sizes)
+        operands = [tangents[at] if kind == "tangent" else x for (kind, at), x in zip(self.backward_reads, kept)]
+        return list(eager.run_plan(plan, operands))
+
+
+def _concrete(n: int, sizes: dict[str, int]) -> int:
+    return n.evaluate(sizes) if hasattr(n, "evaluate") else n
+
+
+class CompiledNode(CustomNode):
+    """The history of a compiled function's results."""
+
+    __slots__ = ("entry", "sizes", "counts")
+
+    def backward(self, grads: list, create_graph: bool) -> list:
+        """See `Entry.gradients`."""
+        kept = self.saved
+        if kept is None:
+            raise RuntimeError(
+                f"backward: {self.name()} was gone through before and its saved tensors are freed. Trying to backward through the graph a "
+                f"second time: pass retain_graph=True to the first backward."
+            )
+        if create_graph or any(g is not None and g.spec.is_slow for g in grads) or bind.stack.items:
+            raise RuntimeError(
+                "compile: the gradient of a compiled function is compiled as well and cannot be differentiated again or transformed. "
+                "Call the function itself where create_graph=True or a transform of flambeau.func is wanted."
+            )
+        for x, count in zip(kept, self.counts):
+            if count is not None and x.storage.version != count:
+                raise RuntimeError(
+                    f"backward: a tensor of shape {list(x.spec.shape)} that {self.name()} saved has been modified by an inplace operation: it is "
+                    f"at version {x.storage.version}, version {count} was saved. Write to a clone, or move the in-place op after backward."
+                )
+        return self.entry.gradients(kept, grads, self.sizes)

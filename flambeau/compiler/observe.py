@@ -1,0 +1,392 @@
+"""Watching a function while it is traced: what state it reads, and which of its side effects a trace would lose.
+
+    observer = Observer(function)
+    with observer:
+        result = function(*stand_ins)
+    observer.payload()      # values that its side effects need; `effects` apply them at each replay
+    observer.guards()       # what the trace rests on
+    observer.problems       # what can neither be guarded nor replayed, with its line
+
+Lines of the user's code are followed as they run (`sys.settrace`), and `bytecode` says what each reads and writes. Writes to attributes, names
+and containers that were there before are undone after the trace and done again by each replay; prints are kept for the replays.
+May not know: graphs, plans. Entry: `Observer`.
+"""
+
+from __future__ import annotations
+
+import builtins
+import gc
+import os
+import sys
+import sysconfig
+import threading
+import types
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import flambeau.base
+from flambeau._tensor import Tensor
+from flambeau.compiler import bytecode, values
+from flambeau.compiler.guards import ATTRIBUTE, CELL, CONTENT, GLOBAL, ITEM, Guard
+
+_OURS = os.path.dirname(os.path.dirname(flambeau.base.__file__)) + os.sep
+_STANDARD = sysconfig.get_paths()["stdlib"] + os.sep
+_CHANGEABLE = (list, dict, set, deque, bytearray)
+USER, OTHER, FORWARD = 1, 0, 2
+_kinds: dict[types.CodeType, int] = {}
+
+# What gives another value, or does something outside the program, each time it is called.
+_IMPURE = {
+    "time": "the clock",
+    "random": "Python's random numbers",
+    "datetime": "the clock",
+    "secrets": "random numbers",
+    "uuid": "random numbers",
+    "logging": "a log",
+    "subprocess": "other programs",
+    "socket": "a network",
+    "numpy.random": "NumPy's random numbers",
+}
+_IMPURE_BUILTINS = {
+    "open": "files",
+    "input": "the terminal",
+    "exec": "code that cannot be followed",
+    "eval": "code that cannot be followed",
+}
+_print_lock = threading.Lock()
+_print = builtins.print
+
+
+def kind_of(code: types.CodeType) -> int:
+    """Whether code is the user's, a module's `forward` of ours, or library code that is not followed."""
+    found = _kinds.get(code)
+    if found is None:
+        name = code.co_filename
+        if name.startswith(_OURS):
+            found = FORWARD if code.co_name == "forward" else OTHER
+        elif name.startswith(("<frozen", "<flambeau")):
+            found = OTHER
+        elif name.startswith(_STANDARD) and "-packages" not in name:
+            found = OTHER
+        else:
+            found = USER
+        _kinds[code] = found
+    return found
+
+
+class Effect:
+    """A side effect that each replay repeats: `apply(value)`."""
+
+    def __init__(self, value: Any, apply: Callable[[Any], None], text: str):
+        self.value, self.apply, self.text = value, apply, text
+
+
+class Observer:
+    """See the module. `covered` are objects whose state is part of the inputs' key (modules that are arguments)."""
+
+    def __init__(self, function: Callable, covered: frozenset[int] = frozenset()):
+        self.covered = covered
+        self.problems: list[str] = []
+        self.effects: list[Effect] = []
+        self.modules: dict[int, Any] = {}
+        self._objects: dict[int, Any] = {}  # one reference to every holder
+        self._guards: dict[tuple, tuple] = {}  # (kind, id of holder, name): (value, text)
+        self._written: dict[tuple, tuple] = {}  # (kind, id of holder, name): (old value, text)
+        self._changed: dict[int, tuple] = {}  # id of container: (content before, text)
+        self._printed: list[tuple[tuple, dict]] = []
+        self._closures: dict[types.CodeType, dict[str, Any]] = {}
+        self._meet(function)
+        self._meet(getattr(function, "__self__", None))
+
+    # ------------------------------------------------------------------ around the call
+    def __enter__(self) -> Observer:
+        self._before = sys.gettrace()
+        self._thread = threading.get_ident()
+        with _print_lock:
+            builtins.print = self._record_print
+        sys.settrace(self._call)
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        sys.settrace(self._before)
+        with _print_lock:
+            builtins.print = _print
+        if error is not None:
+            self._undo()
+
+    def _record_print(self, *args: Any, **kwargs: Any) -> None:
+        if threading.get_ident() == self._thread:
+            self._printed.append((args, kwargs))
+        else:
+            _print(*args, **kwargs)
+
+    # ------------------------------------------------------------------ following lines
+    def _call(self, frame: types.FrameType, event: str, arg: Any) -> Any:
+        code = frame.f_code
+        kind = _kinds.get(code)
+        if kind is None:
+            kind = kind_of(code)
+        if kind == OTHER:
+            return None
+        if kind == FORWARD:
+            self._meet(frame.f_locals.get("self"))
+            return None
+        bytecode.facts_of(code)
+        return self._line
+
+    def _line(self, frame: types.FrameType, event: str, arg: Any) -> Any:
+        if event == "line":
+            accesses = bytecode.facts_of(frame.f_code).lines.get(frame.f_lineno)
+            if accesses:
+                local = frame.f_locals
+                for access in accesses:
+                    self._look(frame, local, access)
+        return self._line
+
+    def _look(self, frame: types.FrameType, local: dict, access: bytecode.Access) -> None:
+        where, name = access.root
+        text = name
+        if where == "fast":
+            value = local.get(name, values.ABSENT)
+        elif where == "cell":
+            value = local.get(name, values.ABSENT)
+            cell = self._cell(frame.f_code, name, value)
+            if cell is not None:
+                if access.kind == bytecode.SET_CELL:
+                    self._write(CELL, cell, name, value, self._text(frame, f"sets {name}"))
+                else:
+                    self._guard(CELL, cell, name, value, text)
+        else:
+            value = frame.f_globals.get(name, values.ABSENT)
+            if access.kind == bytecode.SET_GLOBAL:
+                self._write(GLOBAL, frame.f_globals, name, value, self._text(frame, f"sets the global {name}"))
+                return
+            if value is values.ABSENT:
+                if name in _IMPURE_BUILTINS and not access.path:
+                    self._problem(frame, f"{name}() uses {_IMPURE_BUILTINS[name]}")
+                return
+            self._guard(GLOBAL, frame.f_globals, name, value, text)
+        for step, key in access.path:
+            if value is values.ABSENT or isinstance(value, Tensor):
+                return
+            holder = value
+            if isinstance(holder, types.ModuleType):
+                if holder.__name__ in _IMPURE:
+                    self._problem(frame, f"{text}.{key} uses {_IMPURE[holder.__name__]}")
+                if holder.__name__ == "sys" and key in ("stdout", "stderr"):
+                    self._problem(frame, f"{text}.{key} writes to the terminal")
+            if step == "attr":
+                text = f"{text}.{key}"
+                value = values.attribute(holder, key)
+                if not values.is_immutable_library(holder):
+                    self._guard(ATTRIBUTE, holder, key, value, text)
+            else:
+                text = f"{text}[{key!r}]"
+                if not isinstance(holder, (list, dict, tuple)):
+                    return
+                try:
+                    value = holder[key]
+                except (LookupError, TypeError):
+                    return
+                if type(holder) is not tuple:
+                    self._guard(ITEM, holder, key, value, text)
+        if value is values.ABSENT:
+            return
+        self._meet(value)
+        if access.kind == bytecode.READ:
+            if isinstance(value, _CHANGEABLE) and (access.path or where != "fast"):
+                self._guard(CONTENT, value, None, values.snapshot(value), f"what {text} contains")
+        elif access.kind == bytecode.SET_ATTRIBUTE:
+            if isinstance(value, Tensor):
+                if value.ptr is not None and access.name in ("data", "requires_grad"):
+                    self._problem(frame, f"it sets {text}.{access.name} of a tensor from outside")
+                return
+            old = values.attribute(value, access.name)
+            self._write(ATTRIBUTE, value, access.name, old, self._text(frame, f"sets {text}.{access.name}"))
+        elif access.kind == bytecode.CHANGE and isinstance(value, _CHANGEABLE):
+            if id(value) not in self._changed:
+                self._objects[id(value)] = value
+                self._changed[id(value)] = (values.snapshot(value), self._text(frame, f"changes {text}"))
+
+    def _text(self, frame: types.FrameType, what: str) -> str:
+        return f"{frame.f_code.co_filename}:{frame.f_lineno}: {frame.f_code.co_name} {what}"
+
+    def _problem(self, frame: types.FrameType, what: str) -> None:
+        text = f"{frame.f_code.co_filename}:{frame.f_lineno}: {what}"
+        if text not in self.problems:
+            self.problems.append(text)
+
+    # ------------------------------------------------------------------ notes
+    def _meet(self, value: Any) -> None:
+        """A value that counts by more than its identity: modules, and functions with cells."""
+        if values.is_module_like(value):
+            if id(value) not in self.covered:
+                self.modules[id(value)] = value
+            return
+        function = getattr(value, "__func__", value)
+        if type(function) is types.FunctionType and function.__closure__:
+            self._closures.setdefault(function.__code__, dict(zip(function.__code__.co_freevars, function.__closure__)))
+
+    def _cell(self, code: types.CodeType, name: str, value: Any) -> Any:
+        """The cell behind a free name of running code; None for a cell of the frame's own."""
+        if name not in code.co_freevars:
+            return None
+        known = self._closures.get(code)
+        if known is None or _content(known[name]) is not value:
+            for f in gc.get_referrers(code):
+                if type(f) is types.FunctionType and f.__code__ is code and f.__closure__:
+                    cells = dict(zip(code.co_freevars, f.__closure__))
+                    if _content(cells[name]) is value:
+                        known = self._closures[code] = cells
+                        break
+        return known[name] if known is not None else None
+
+    def _guard(self, kind: str, holder: Any, name: Any, value: Any, text: str) -> None:
+        if id(holder) in self.covered or value is values.ABSENT:
+            return
+        if isinstance(value, Tensor) and value.ptr is None or isinstance(value, types.ModuleType):
+            return
+        key = (kind, id(holder), name)
+        if key not in self._guards and key not in self._written:
+            if kind is CONTENT and id(holder) in self._changed:
+                return
+            self._objects[id(holder)] = holder
+            self._guards[key] = (value, text)
+
+    def _write(self, kind: str, holder: Any, name: str, old: Any, text: str) -> None:
+        key = (kind, id(holder), name)
+        if key not in self._written:
+            self._objects[id(holder)] = holder
+            self._written[key] = (old, text)
+
+    # ------------------------------------------------------------------ after the call
+    def payload(self) -> list:
+        """Values that effects need, in order; puts back what the trace changed."""
+        self._closures.clear()
+        self._forget_temporary()
+        for (kind, at, name), (old, text) in list(self._written.items()):
+            self._follow_write(kind, self._objects[at], name, old, text)
+        for at, (before, text) in self._changed.items():
+            self._follow_change(self._objects[at], before, text)
+        for args, kwargs in self._printed:
+            self.effects.append(Effect((args, kwargs), _print_again, "prints"))
+        self._undo()
+        return [e.value for e in self.effects]
+
+    def _forget_temporary(self) -> None:
+        """Drop what concerns objects that only this observer still holds: the function made them itself."""
+        again = True
+        while again:
+            again = False
+            shown: dict[int, int] = {}
+            for value, _ in self._guards.values():
+                shown[id(value)] = shown.get(id(value), 0) + 1
+            for value, _ in self._written.values():
+                shown[id(value)] = shown.get(id(value), 0) + 1
+            for at in list(self._objects):
+                if sys.getrefcount(self._objects[at]) <= 2 + shown.get(at, 0):
+                    again = True
+                    del self._objects[at]
+                    self._changed.pop(at, None)
+                    for table in (self._guards, self._written):
+                        for key in [k for k in table if k[1] == at]:
+                            del table[key]
+
+    def _follow_write(self, kind: str, holder: Any, name: str, old: Any, text: str) -> None:
+        new = _read(kind, holder, name)
+        if new is old or values.same(new, old):
+            return
+        if new is values.ABSENT:
+            self.problems.append(f"{text}, which deletes it")
+            return
+        seen = self._guards.get((kind, id(holder), name))
+        if seen is not None:
+            self.problems.append(f"{text}, which it also reads")
+            return
+        self.effects.append(Effect(new, lambda value: _assign(kind, holder, name, value), text))
+
+    def _follow_change(self, holder: Any, before: Any, text: str) -> None:
+        if values.same_content(holder, before):
+            return
+        if (CONTENT, id(holder), None) in self._guards:
+            self.problems.append(f"{text}, whose contents it also reads")
+        elif isinstance(holder, list) and values.same_content(list(holder[: len(before)]), before):
+            self.effects.append(Effect(list(holder[len(before) :]), holder.extend, text))
+        elif (
+            isinstance(holder, deque)
+            and holder.maxlen is None
+            and values.same_content(list(holder)[: len(before)], before)
+        ):
+            self.effects.append(Effect(list(holder)[len(before) :], holder.extend, text))
+        elif isinstance(holder, dict) and all(k in holder for k in before):
+            new = {
+                k: v for k, v in holder.items() if k not in before or not (v is before[k] or values.same(v, before[k]))
+            }
+            if any((ITEM, id(holder), k) in self._guards for k in new):
+                self.problems.append(f"{text}, which it also reads")
+            else:
+                self.effects.append(Effect(new, holder.update, text))
+        elif isinstance(holder, set) and before <= holder:
+            self.effects.append(Effect(list(holder - before), holder.update, text))
+        else:
+            self.problems.append(f"{text} in a way that cannot be repeated")
+
+    def _undo(self) -> None:
+        """Attributes, names and containers as they were before the trace."""
+        for (kind, at, name), (old, _) in self._written.items():
+            if at in self._objects:
+                _assign(kind, self._objects[at], name, old)
+        for at, (before, _) in self._changed.items():
+            if at in self._objects:
+                _refill(self._objects[at], before)
+
+    def guards(self) -> list[Guard]:
+        return [
+            Guard(kind, self._objects[at], name, value, text)
+            for (kind, at, name), (value, text) in self._guards.items()
+            if at in self._objects
+        ]
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return values.ABSENT
+
+
+def _read(kind: str, holder: Any, name: str) -> Any:
+    if kind is GLOBAL:
+        return holder.get(name, values.ABSENT)
+    return _content(holder) if kind is CELL else values.attribute(holder, name)
+
+
+def _assign(kind: str, holder: Any, name: str, value: Any) -> None:
+    if kind is GLOBAL:
+        if value is values.ABSENT:
+            holder.pop(name, None)
+        else:
+            holder[name] = value
+    elif kind is CELL:
+        if value is values.ABSENT:
+            del holder.cell_contents
+        else:
+            holder.cell_contents = value
+    elif value is not values.ABSENT:
+        setattr(holder, name, value)
+    elif values.attribute(holder, name) is not values.ABSENT:
+        delattr(holder, name)
+
+
+def _refill(holder: Any, before: Any) -> None:
+    holder.clear()
+    if isinstance(holder, (dict, set)):
+        holder.update(before)
+    else:
+        holder.extend(before)
+
+
+def _print_again(value: tuple[tuple, dict]) -> None:
+    args, kwargs = value
+    _print(*args, **kwargs)
