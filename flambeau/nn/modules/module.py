@@ -24,10 +24,10 @@ from flambeau.base.errors import message
 from flambeau.core.device import device as Device
 from flambeau.core.dtype import BY_NAME
 from flambeau.core.dtype import dtype as DType
+from flambeau.core.epoch import epoch
 from flambeau.factories import empty
 from flambeau.nn.modules import state
 from flambeau.nn.modules.backward_hooks import BackwardHook
-from flambeau.core.epoch import epoch
 from flambeau.nn.modules.hooks import GLOBAL, RemovableHandle, apply_registration, register
 from flambeau.nn.parameter import Buffer, Parameter, is_lazy
 from flambeau.tape.grad_mode import no_grad
