@@ -48,6 +48,8 @@ from flambeau.forms.reduction import install as _install_reductions
 from flambeau.forms.shape import *
 from flambeau.forms.shape import common_shape as broadcast_shapes
 from flambeau.forms.shape import install as _install_shapes
+from flambeau.forms.signals import *
+from flambeau.forms.signals import install as _install_signals
 from flambeau.forms.switches import *
 from flambeau.forms.whole_or_dim import *
 from flambeau.func import vmap
@@ -86,6 +88,7 @@ _install_pointwise(from_numpy)
 _install_legacy()
 _install_questions()
 _install_random()
+_install_signals()
 _install_reduction()
 install_methods()
 
@@ -93,8 +96,8 @@ newaxis = None
 _declared, __dir__ = names_of("", globals())
 
 
-# Functions of networks that PyTorch shows at the top too: (module, name there).
-_OF_NETWORKS = {
+# Functions that PyTorch shows at the top and whose modules load at first use: (module, name there).
+_ELSEWHERE = {
     **{
         name: ("flambeau.nn.recurrent_forms", name)
         for name in ("gru", "gru_cell", "lstm", "lstm_cell", "rnn_relu", "rnn_relu_cell", "rnn_tanh", "rnn_tanh_cell")
@@ -104,19 +107,55 @@ _OF_NETWORKS = {
         for name in ("alpha_dropout", "feature_alpha_dropout", "native_dropout")
     },
     **{name: ("flambeau.nn.random_forms", f"torch_{name}") for name in ("dropout", "dropout_", "feature_dropout")},
+    **{
+        f"{name}_window": ("flambeau.signal.periodic", f"{name}_window")
+        for name in ("bartlett", "blackman", "hamming", "hann", "kaiser")
+    },
+    "compile": ("flambeau.compiler", "compile"),
     "norm_except_dim": ("flambeau.nn.utils.weight_norm", "norm_except_dim"),
 }
 
 # Imported when first used.
-_PACKAGES = ("accelerator", "backends", "cuda", "mps", "optim", "utils", "version", "xpu")
+_PACKAGES = ("accelerator", "backends", "compiler", "cuda", "mps", "optim", "signal", "utils", "version", "xpu")
+
+# PyTorch's names that are refused, and why.
+_UNSIGNED = "Flambeau's integers are uint8, int8, int16, int32 and int64. Use a wider signed one."
+_SPARSE = "Flambeau's tensors are dense (layout strided). Use .to_dense() where the data comes from."
+_REFUSED = {
+    **dict.fromkeys(("complex32", "chalf"), "Flambeau's complex dtypes are complex64 and complex128. Use complex64."),
+    **dict.fromkeys(("uint16", "uint32", "uint64"), _UNSIGNED),
+    "hash_tensor": f"Its results are uint64. {_UNSIGNED}",
+    **dict.fromkeys(
+        ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
+        "Flambeau's floating dtypes are bfloat16, float16, float32 and float64. Use bfloat16.",
+    ),
+    **dict.fromkeys(
+        ("qint8", "quint8", "qint32", "quantize_per_tensor"), "Tensors with quantised dtypes are not supported."
+    ),
+    **dict.fromkeys(
+        (
+            "sparse_coo",
+            "sparse_csr",
+            "sparse_csc",
+            "sparse_bsr",
+            "sparse_bsc",
+            "sparse_coo_tensor",
+            "sparse_csr_tensor",
+        ),
+        _SPARSE,
+    ),
+    "jit": "Flambeau compiles what it runs; there is no script language. Leave torch.jit out.",
+}
 
 
 def __getattr__(name: str):
     """Ops by name, sub-packages, and the functions for files, whose package is loaded when first used."""
-    if name in _OF_NETWORKS:
-        module, attribute = _OF_NETWORKS[name]
+    if name in _ELSEWHERE:
+        module, attribute = _ELSEWHERE[name]
         globals()[name] = getattr(importlib.import_module(module), attribute)
         return globals()[name]
+    if name in _REFUSED:
+        raise AttributeError(f"module 'flambeau' has no attribute '{name}': refused. {_REFUSED[name]}")
     if name in _PACKAGES:
         return importlib.import_module(f"flambeau.{name}")
     if name not in ("load", "save", "serialization"):

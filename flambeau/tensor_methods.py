@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from flambeau._tensor import Tensor
-from flambeau.base.errors import message
+from flambeau.base.errors import UnsupportedError, message
 from flambeau.core.device import as_device, device
 from flambeau.core.dtype import ALIASES, BY_NAME, dtype
 from flambeau.factories import tensor as from_data
@@ -46,6 +46,13 @@ def numpy(self: Tensor, *, force: bool = False) -> Any:
 def zero_(self: Tensor) -> Tensor:
     """Fill with zeros."""
     return self.fill_(0)
+
+
+def chalf(self: Tensor, memory_format: Any = None) -> Tensor:
+    """Raises: UnsupportedError (half-precision complex numbers are not a dtype of Flambeau)."""
+    raise UnsupportedError(
+        "chalf: complex32 is not a dtype of Flambeau, which has complex64 and complex128. Use .cfloat()."
+    )
 
 
 def _refusal(kind: str):
@@ -111,7 +118,7 @@ def _converter(d: dtype):
 
 def install() -> None:
     """Hang the methods on Tensor."""
-    for f in (to, cpu, numpy, zero_, pin_memory, apply_, map_, fill_diagonal_):
+    for f in (to, cpu, numpy, zero_, pin_memory, chalf, apply_, map_, fill_diagonal_):
         setattr(Tensor, f.__name__, f)
     for kind in ("CUDA", "XPU", "MTIA", "IPU"):
         setattr(Tensor, kind.lower(), _refusal(kind))

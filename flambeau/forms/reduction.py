@@ -8,6 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from flambeau._tensor import Tensor
+from flambeau.base.errors import message
+from flambeau.factories import sizes_of
 from flambeau.ir.op import REGISTRY
 
 __all__ = ["cov", "max", "median", "min", "nanmedian", "nanquantile", "quantile", "std", "std_mean", "var", "var_mean"]
@@ -165,7 +167,26 @@ def cov(
     return found
 
 
+def sum_to_size(self: Tensor, *size: Any) -> Tensor:
+    """The sum over what broadcasting to this shape would have repeated. Raises: RuntimeError unless `size` broadcasts to the shape."""
+    wanted, shape = sizes_of(size), tuple(self.shape)
+    lead = len(shape) - len(wanted)
+    if lead < 0 or any(w not in (1, n) for w, n in zip(wanted, shape[lead:])):
+        raise RuntimeError(
+            message(
+                "sum_to_size",
+                f"size must broadcast to the shape {list(shape)} (size is not expandable to it)",
+                list(wanted),
+            )
+        )
+    dims = tuple(d for d, n in enumerate(shape) if d < lead or wanted[d - lead] != n)
+    if not dims:
+        return self
+    return REGISTRY["sum"](self, dims, True).reshape(wanted)
+
+
 def install() -> None:
     """Hang the methods on Tensor."""
+    Tensor.sum_to_size = sum_to_size
     for f in (cov, max, min, median, nanmedian, nanquantile, quantile, std, var):
         setattr(Tensor, f.__name__, f)

@@ -10,9 +10,9 @@ from typing import Any
 
 from flambeau._tensor import Tensor
 from flambeau.factories import tensor
-from flambeau.ir.op import REGISTRY
+from flambeau.ir.op import FUNCTIONS, REGISTRY
 
-__all__ = ["ctc_loss", "triplet_margin_with_distance_loss"]
+__all__ = ["ctc_loss", "linear_cross_entropy", "triplet_margin_with_distance_loss"]
 
 
 def ctc_loss(
@@ -81,3 +81,45 @@ def triplet_margin_with_distance_loss(
         far = REGISTRY["minimum"](far, distance(positive, negative))
     terms = REGISTRY["clamp_min"](near - far + margin, 0)
     return terms if reduction == "none" else REGISTRY[reduction](terms)
+
+
+def linear_cross_entropy(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    *,
+    linear_bias: Tensor | None = None,
+    weight: Tensor | None = None,
+    reduction: str = "mean",
+    ignore_index: int | None = None,
+    label_smoothing: float = 0.0,
+    options: Any = None,
+) -> Tensor:
+    """Cross entropy of the logits `linear(input, linear_weight, linear_bias)`.
+
+    Shapes: input [N, features] or [features]; linear_weight [C, *K, features], whose logits are [N, C, *K]. `options` says how PyTorch
+    divides the work to save memory; the result does not depend on it, and the logits are computed whole.
+    Raises: RuntimeError where shapes do not fit.
+    """
+    if linear_weight.ndim < 2 or input.ndim not in (1, 2) or input.shape[-1] != linear_weight.shape[-1]:
+        raise RuntimeError(
+            f"linear_cross_entropy: input must be [N, features] or [features] and linear_weight [C, ..., features] with as many features, got "
+            f"{list(input.shape)} and {list(linear_weight.shape)}."
+        )
+    classes = tuple(linear_weight.shape[:-1])
+    if len(classes) > 1 and input.ndim == 1:
+        raise RuntimeError(
+            f"linear_cross_entropy: a linear_weight of more than 2 dims needs batched input [N, features], got input {list(input.shape)}."
+        )
+    bias = None if linear_bias is None else linear_bias.reshape((-1,))
+    logits = REGISTRY["linear"](input, linear_weight.flatten(0, -2), bias)
+    if len(classes) > 1:
+        logits = logits.reshape((input.shape[0], *classes))
+    if ignore_index is not None and target.dtype.is_floating_point:
+        raise RuntimeError(
+            f"linear_cross_entropy: ignore_index cannot be specified when target contains probabilities, got {ignore_index}. Leave it out."
+        )
+    ignored = -100 if ignore_index is None else ignore_index
+    return FUNCTIONS["nn.functional.cross_entropy"](
+        logits, target, weight, None, ignored, None, reduction, label_smoothing
+    )
