@@ -6,9 +6,12 @@ one after another, lowest power first, and the rest are fitted again, so that ro
     python benchmarks/minimax.py "(expm1(x)-x)/x**2" -0.35 0.35 --powers 0:4 --bits 24 --weight "x*x/exp(x)"
     python benchmarks/minimax.py "besselj(0,sqrt(32*(x+1)))" -1 1 --powers 0:15 --interpolate
 
-Special functions, which need no last half ulp, are interpolated at Chebyshev points instead (`interpolate`).
+    python benchmarks/minimax.py "erf(x)" 0 0 --pieces 1075/4096 --last 1 --powers 0:5
 
-May not know: flambeau. Needs mpmath. Entry: `fit`, `interpolate`.
+Special functions, which need no last half ulp, are interpolated at Chebyshev points instead (`interpolate`). Tables of 16 polynomials
+(`pieces`) are fitted piece by piece and rounded to f32 afterwards.
+
+May not know: flambeau. Needs mpmath. Entry: `fit`, `interpolate`, `pieces`.
 """
 
 from __future__ import annotations
@@ -135,6 +138,27 @@ def interpolate(f: Callable[[mpf], mpf], count: int) -> tuple[list[float], float
     return coefficients, float(worst)
 
 
+def pieces(f: Callable[[mpf], mpf], width: mpf, degree: int, last: float) -> list[list[float]]:
+    """Row j: coefficients of d**j in f(i width + d), |d| <= width / 2, i = 0 ... 15, errors relative to f.
+
+    Piece 15 ends in `last` at its middle: arguments are bounded there. Where f(0) = 0, piece 0 has no constant."""
+    columns = []
+    for i in range(16):
+        middle, half = width * i, float(width / 2)
+
+        def moved(d: mpf, middle: mpf = middle) -> mpf:
+            return f(middle + d)
+
+        if i == 15:
+            found = [last, *fit(moved, -half, -1e-9, [1, 2, 3], fixed={0: last})[0], *[0.0] * (degree - 3)]
+        elif f(middle) == 0:
+            found = [0.0, *fit(lambda d: f(d) / d, 1e-9, half, range(degree), weight=lambda d: d / f(d))[0]]
+        else:
+            found = fit(moved, -half if i else 0.0, half, range(degree + 1), weight=lambda d, g=moved: 1 / g(d))[0]
+        columns.append([float(round_to_bits(mpf(c), 24)) for c in found])
+    return [list(row) for row in zip(*columns, strict=True)]
+
+
 def show(name: str, coefficients: Sequence[float], error: float) -> None:
     body = ", ".join(map(repr, coefficients))
     print(f"{name} = ({body})  # error 2^{float(mpmath.log(error, 2)):.1f}")
@@ -148,6 +172,8 @@ def main() -> None:
     parser.add_argument("--powers", default="0:6", help="first:last[:step]")
     parser.add_argument("--weight", default="1", help="expression in x that multiplies the error")
     parser.add_argument("--bits", type=int, default=53)
+    parser.add_argument("--pieces", default="", help="width of each of 16 pieces from 0 on")
+    parser.add_argument("--last", type=float, default=0.0, help="value at the middle of the last piece")
     parser.add_argument("--fixed", default="", help="power=value,...")
     parser.add_argument(
         "--interpolate", action="store_true", help="at Chebyshev points of [-1, 1]; powers give the count"
@@ -157,6 +183,10 @@ def main() -> None:
     names = vars(mpmath)
     fixed = {int(p): float(v) for p, v in (part.split("=") for part in a.fixed.split(",") if part)}
     powers = [p for p in range(first, last + 1, *step) if p not in fixed]
+    if a.pieces:
+        for row in pieces(lambda x: eval(a.function, names, {"x": x}), mpmath.mpmathify(a.pieces), powers[-1], a.last):
+            print(f"    ({', '.join(map(repr, row))}),")
+        return
     if a.interpolate:
         show(a.function, *interpolate(lambda x: eval(a.function, names, {"x": x}), len(powers)))
         return

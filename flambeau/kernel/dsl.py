@@ -665,16 +665,24 @@ class Module:
     """Functions that are compiled together.
 
     `native_bf16` says that the target rounds to bfloat itself (AVX512-BF16, which reads and writes denormals as 0),
-    `native_scalef` that it multiplies by 2^n in one instruction (AVX-512 F and VL; same bits, exp is a fifth quicker).
+    `native_scalef` that it multiplies by 2^n in one instruction (AVX-512 F and VL; same bits, exp is a fifth quicker),
+    `native_tables` that it looks up 16 floats in a register (AVX-512 F; erf and gelu take half as long, other bits).
     """
 
-    def __init__(self, vector_bits: int = 512, native_bf16: bool = False, native_scalef: bool = False):
+    def __init__(
+        self,
+        vector_bits: int = 512,
+        native_bf16: bool = False,
+        native_scalef: bool = False,
+        native_tables: bool = False,
+    ):
         self.functions: list[Function] = []
         self.declarations: dict[str, str] = {}
         self.globals: list[str] = []
         self.vector_bits = vector_bits
         self.native_bf16 = native_bf16
         self.native_scalef = native_scalef
+        self.native_tables = native_tables
         self._metadata: list[str] = []
         self._rolled: str | None = None
         self._one: str | None = None

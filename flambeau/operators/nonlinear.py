@@ -338,10 +338,9 @@ class gelu(Smooth):
         return Elementwise.meta(op, input, approximate)
 
     def lower(k, x, approximate):
-        half = x * 0.5
         if approximate == "none":
-            return half * (vmath.erf(k, x * ROOT_HALF) + 1.0)
-        return half * (vmath.tanh(k, (k.fma(x * x, x * CUBIC, x)) * ROOT_TWO_OVER_PI) + 1.0)
+            return vmath.gelu(k, x)
+        return x * 0.5 * (vmath.tanh(k, (k.fma(x * x, x * CUBIC, x)) * ROOT_TWO_OVER_PI) + 1.0)
 
     def vjp(g, out, input, approximate):
         x = input

@@ -50,9 +50,9 @@ from flambeau.templates.loop_program import (
 
 def build_loop_nest(target, nest: LoopNest) -> Module:
     """The kernel of a nest, for a target."""
-    return _Emitter(
-        nest, Module(vector_bits=max(256, target.vector_bytes * 8), native_scalef=target.has("avx512f", "avx512vl"))
-    ).build()
+    wide = target.has("avx512f", "avx512vl")
+    module = Module(vector_bits=max(256, target.vector_bytes * 8), native_scalef=wide, native_tables=wide)
+    return _Emitter(nest, module).build()
 
 
 def state_types(n: Reduce) -> list[Type]:

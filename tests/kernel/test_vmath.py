@@ -23,6 +23,7 @@ from flambeau.kernel.types import Type, f16, f32, f64, i64, ptr
 TYPES = {"f32": f32, "f64": f64}
 DTYPES = {"f32": np.dtype(np.float32), "f64": np.dtype(np.float64)}
 mpmath = pytest.importorskip("mpmath")
+special = pytest.importorskip("scipy.special")
 
 
 def build(
@@ -33,11 +34,12 @@ def build(
     arity: int,
     constants: tuple[int, ...] = (),
     scalef: bool = False,
+    tables: bool = False,
 ) -> Module:
     """outputs[i] = vmath.name(inputs[i] ..., *constants) over [begin, end), whole vectors only."""
     type_: Type = TYPES[type_name]
     lanes = vector_bytes // type_.size
-    module = Module(max(128, vector_bytes * 8), native_scalef=scalef)
+    module = Module(max(128, vector_bytes * 8), native_scalef=scalef, native_tables=tables)
     k = module.function("kernel", [("slots", ptr), ("begin", i64), ("end", i64), ("tid", i64)])
     slots, begin, end, _ = k.args
     pointers = [k.load(slots, ptr, i) for i in range(arity + 1)]
@@ -62,11 +64,12 @@ def evaluate(
     vector_bytes: int | None = None,
     constants: tuple[int, ...] = (),
     scalef: bool = False,
+    tables: bool = False,
 ) -> np.ndarray:
     """vmath's function on arrays of one dtype, on vectors of `vector_bytes` (0: scalars)."""
     type_name = "f32" if inputs[0].dtype == np.float32 else "f64"
     width = target.current().vector_bytes if vector_bytes is None else vector_bytes
-    address = cache.address("test_vmath", (name, type_name, width, len(inputs), constants, scalef), build)
+    address = cache.address("test_vmath", (name, type_name, width, len(inputs), constants, scalef, tables), build)
     call = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(address)
     count = -(-inputs[0].size // 64) * 64
     padded = [np.ones(count, DTYPES[type_name]) for _ in range(len(inputs) + 1)]
@@ -217,6 +220,58 @@ def test_scalef_gives_the_same_bits(name: str, type_name: str, vector_bytes: int
     x = samples(DTYPES[type_name], ((-1, 1), (-160, 140), (-1100, 1030)), 10000)
     plain = evaluate(name, x, vector_bytes=vector_bytes)
     np.testing.assert_array_equal(evaluate(name, x, vector_bytes=vector_bytes, scalef=True), plain)
+
+
+# ---------------------------------------------------------------------- tables in registers
+TABLE_RANGES = ((-1, 1), (-0.14, 0.14), (-6, 6), (-1e-3, 1e-3), (3, 6), (-6, -3))
+
+
+@pytest.mark.isa("avx512f", "avx512vl")
+@pytest.mark.parametrize("name", ["erf", "gelu"])
+def test_tables_give_the_same_bits_on_every_width(name: str) -> None:
+    x = samples(DTYPES["f32"], TABLE_RANGES, 3000)
+    plain = evaluate(name, x, vector_bytes=64, tables=True)
+    for width in (0, 16, 32, 128):
+        np.testing.assert_array_equal(evaluate(name, x, vector_bytes=width, tables=True), plain)
+
+
+@long_double
+@pytest.mark.isa("avx512f", "avx512vl")
+def test_erf_by_tables() -> None:
+    x = samples(DTYPES["f32"], TABLE_RANGES, 200000)
+    got = evaluate("erf", x, tables=True)
+    exact = special.erf(x.astype(np.float64)).astype(np.longdouble)  # good to 1e-16
+    exact[np.isnan(x)] = np.nan
+    error = errors_ulp(got, exact)
+    assert error.max() <= 1.75, f"at {x[error.argmax()]!r}"
+    assert np.array_equal(np.signbit(got), np.signbit(x) | (np.isnan(x) & np.signbit(got)))
+
+
+@pytest.mark.isa("avx512f", "avx512vl")
+@pytest.mark.parametrize("tables", [False, True])
+def test_gelu(tables: bool) -> None:
+    """2.5 ulp for positive x, 2^-22.5 |x| for any; with tables 4 ulp down to -3 and 2^-14 down to -5.4."""
+    x = samples(DTYPES["f32"], TABLE_RANGES, 100000)
+    x = x[np.isfinite(x)]
+    got = evaluate("gelu", x, tables=tables)
+    exact = (x.astype(np.float64) * special.ndtr(x.astype(np.float64))).astype(np.longdouble)
+    error = errors_ulp(got, exact)
+    above = (x >= 0) & ((x > 1e-30) | (x == 0))
+    assert error[above].max() <= 2.5, f"at {x[above][error[above].argmax()]!r}"
+    absolute = np.abs(got - exact)
+    assert (absolute <= np.abs(x) * 2.0**-22.5 + 1e-38).all(), f"at {x[absolute.argmax()]!r}"
+    if tables:
+        near = (x > -3) & (x < -1e-30)
+        assert error[near].max() <= 4, f"at {x[near][error[near].argmax()]!r}"
+        middle = (x > -5.4) & (x < -1e-30)
+        assert (absolute[middle] <= np.abs(exact[middle]) * 2.0**-14).all()
+
+
+def test_gelu_of_special_values() -> None:
+    x = np.array([np.inf, np.nan, 0.0, 100.0, -100.0], np.float32)
+    for tables in (False, True):
+        got = evaluate("gelu", x, tables=tables and target.current().has("avx512f", "avx512vl"))
+        np.testing.assert_array_equal(got, np.array([np.inf, np.nan, 0.0, 100.0, 0.0], np.float32))
 
 
 # ---------------------------------------------------------------------- two arguments

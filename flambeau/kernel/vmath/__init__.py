@@ -10,14 +10,15 @@
     trigonometric     sin cos tan asin acos atan atan2
     roots             sqrt rsqrt cbrt hypot
     rounding          floor ceil trunc round fmod remainder floor_divide frexp ldexp nextafter
-    error_function    erf erfc erfcx erfinv ndtr ndtri log_ndtr
+    error_function    erf gelu erfc erfcx erfinv ndtr ndtri log_ndtr
     gamma             lgamma digamma polygamma zeta
     incomplete_gamma  gammainc gammaincc
     bessel            i0 i0e i1 i1e k0 k1 scaled_k0 scaled_k1 j0 j1 y0 y1 spherical_j0
     airy              airy_ai
     orthogonal        polynomial_chebyshev_t ... polynomial_legendre_p
 
-No libm: every line is one instruction on AVX2, AVX-512 and NEON, and gives the same bits on vectors of any width.
+No libm: every line is one instruction on AVX2, AVX-512 and NEON, and gives the same bits on vectors of any width (erf and
+gelu: with tables in registers, where the module has them, other ones).
 Down to `error_function` (erf, erfc) the error is at most 2 ulp, below it 1e-12 of the value or of the oscillation's amplitude;
 tests/kernel/test_vmath.py holds the measured bounds. exp, log, tanh, sigmoid, erf, sin and cos of f32 are pure f32.
 f16 and bf16: convert to f32 first. May not know: tensors, targets. Entry: the names below.
@@ -26,7 +27,7 @@ f16 and bf16: convert to f32 first. May not know: tensors, targets. Entry: the n
 from flambeau.kernel.vmath.airy import airy_ai
 from flambeau.kernel.vmath.arithmetic import copysign
 from flambeau.kernel.vmath.bessel import i0, i0e, i1, i1e, j0, j1, k0, k1, scaled_k0, scaled_k1, spherical_j0, y0, y1
-from flambeau.kernel.vmath.error_function import erf, erfc, erfcx, erfinv, log_ndtr, ndtr, ndtri
+from flambeau.kernel.vmath.error_function import erf, erfc, erfcx, erfinv, gelu, log_ndtr, ndtr, ndtri
 from flambeau.kernel.vmath.exponential import exp, exp2, expm1, sigmoid, tanh
 from flambeau.kernel.vmath.gamma import digamma, lgamma, polygamma, zeta
 from flambeau.kernel.vmath.hyperbolic import acosh, asinh, atanh, cosh, sinh
@@ -90,6 +91,7 @@ __all__ = [
     "frexp",
     "gammainc",
     "gammaincc",
+    "gelu",
     "hypot",
     "i0",
     "i0e",

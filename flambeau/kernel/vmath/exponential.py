@@ -16,7 +16,6 @@ from flambeau.kernel.dsl import Function, Value
 from flambeau.kernel.types import f32
 from flambeau.kernel.vmath.arithmetic import (
     EXPONENT_BIAS,
-    INFINITY,
     absolute,
     at_least,
     at_most,
@@ -111,38 +110,58 @@ def scaled_exp_words(k: Function, x: Value, low: Value | None) -> tuple[Value, V
 def _reduce(k: Function, x: Value) -> tuple[Value, Value, Value, Value]:
     """(n, n + 2 bias in the low bits, x - n c1, r): x bounded = n ln2 + r, ln2 = c1 + c2."""
     bottom, top = pick(x, *EXP_RANGE)
+    return _reduce_bounded(k, at_most(k, at_least(k, x, bottom), top))
+
+
+def _reduce_bounded(k: Function, x: Value) -> tuple[Value, Value, Value, Value]:
     c1, c2 = pick(x, LN2_F32, LN2_F64)
-    x = at_most(k, at_least(k, x, bottom), top)
     n, biased = round_to_integer(k, x, 1.0 / math.log(2.0), 2 * EXPONENT_BIAS[x.type.element.name])
     first = k.fma(n, -c1, x)
     return n, biased, first, k.fma(n, -c2, first)
 
 
-def _times_power(k: Function, p: Value, n: Value, biased: Value, vanishes: Value) -> Value:
-    """p 2^n, rounded once; 0 where `vanishes`, which must hold for nothing else."""
+def _scales_natively(k: Function, x: Value) -> bool:
+    """Whether `_scaled` takes such a value: vectors of registers, or several at once."""
+    least = min(f.result.lanes for f in pick(x, instructions.vscalefps, instructions.vscalefpd).forms)
+    return k.module.native_scalef and x.type.lanes > 0 and x.type.lanes % least == 0
+
+
+def _scaled(k: Function, p: Value, n: Value, vanishes: Value) -> Value:
+    """p 2^n; 0 where `vanishes`. Lanes that are masked out cost no assist when they underflow, whatever p and n are there."""
     scalef = pick(p, instructions.vscalefps, instructions.vscalefpd)
-    if k.module.native_scalef and any(f.result.text == p.type.text for f in scalef.forms):
-        return scalef(
-            k, p, k.select(vanishes, -INFINITY, n)
-        )  # a finite n that underflows costs an assist, 5.8 ns an element
-    s, t = split_power(k, biased, p)
-    return (p * s) * t
+    if any(f.result.text == p.type.text for f in scalef.forms):
+        return k.select(~vanishes, scalef(k, p, n), 0.0)
+    half = p.type.lanes // 2
+    low, high = (
+        _scaled(k, *(k.shuffle(v, None, lanes) for v in (p, n, vanishes)))
+        for lanes in (range(half), range(half, 2 * half))
+    )
+    return k.shuffle(low, high, range(2 * half))
 
 
 def exp(k: Function, x: Value) -> Value:
     """e**x."""
-    n, biased, _, r = _reduce(k, x)
+    native = _scales_natively(k, x)
+    n, biased, _, r = _reduce_bounded(k, at_most(k, x, pick(x, *EXP_RANGE)[1])) if native else _reduce(k, x)
     q = polynomial(k, r, pick(x, EXP_F32, EXP_F64))
-    return _times_power(k, k.fma(r, k.fma(r, q, 1.0), 1.0), n, biased, x < pick(x, -104.0, -746.0))
+    y = k.fma(r, k.fma(r, q, 1.0), 1.0)
+    if native:
+        return _scaled(k, y, n, x < pick(x, -104.0, -746.0))
+    s, t = split_power(k, biased, y)
+    return (y * s) * t
 
 
 def exp2(k: Function, x: Value) -> Value:
     """2**x; exact for integers."""
     bottom, top = pick(x, *EXP2_RANGE)
-    bounded = at_most(k, at_least(k, x, bottom), top)
+    native = _scales_natively(k, x)
+    bounded = at_most(k, x if native else at_least(k, x, bottom), top)
     n, biased = round_to_integer(k, bounded, 1.0, 2 * EXPONENT_BIAS[x.type.element.name])
     p = polynomial(k, bounded - n, (1.0, *pick(x, EXP2_F32, EXP2_F64)))
-    return _times_power(k, p, n, biased, x < pick(x, -151.0, -1076.0))
+    if native:
+        return _scaled(k, p, n, x < pick(x, -151.0, -1076.0))
+    s, t = split_power(k, biased, p)
+    return (p * s) * t
 
 
 def expm1_reduced(k: Function, x: Value, bias: int) -> tuple[Value, Value]:
