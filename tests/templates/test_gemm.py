@@ -220,6 +220,17 @@ def test_few_rows_past_a_long_matrix(dtype, target, rng):
         check(operand(rng, (n, k), "row", dtype), operand(rng, (k, m), "row", dtype), dtype, threads=2, rng=rng)
 
 
+@pytest.mark.parametrize("dtype", ("float32", "bfloat16"))
+def test_few_rows_that_do_not_fit_a_cache(dtype, target, rng):
+    with targets.override("avx512" if target is NATIVE and dtype == "bfloat16" else target):  # its tiles go another way
+        for m, n, k in ((1, 60, 13001), (3, 130, 8200), (8, 200, 2100), (21, 600, 900)):
+            for layout in ("row", "strided", "column"):
+                a, b = operand(rng, (2, m, k), layout, dtype), operand(rng, (k, n), "column", dtype)
+                bias = operand(rng, (1, n), "row", dtype)[0]
+                old = np.ascontiguousarray(operand(rng, (2, m, n), "row", dtype))
+                check(a, b, dtype, bias=bias, accumulate=True, old=old.copy(), out=old, threads=2, rng=rng)
+
+
 def test_few_columns(target, rng):
     for m, n, k in itertools.product((1, 7, 37), (1, 8, 17), (1, 40)):
         check(operand(rng, (m, k), "row", "float32"), operand(rng, (k, n), "row", "float32"), "float32")
@@ -326,7 +337,9 @@ def test_nan_and_inf_propagate(dtype, target, rng):
 
 @pytest.mark.parametrize("dtype", ("float32", "bfloat16"))
 @pytest.mark.parametrize(
-    "shape", [(64, 64, 64), (300, 500, 800), (1, 2000, 700), (8, 1000, 500), (2000, 5, 300), (3, 4, 40000)], ids=str
+    "shape",
+    [(64, 64, 64), (300, 500, 800), (1, 2000, 700), (8, 1000, 500), (6, 500, 3001), (2000, 5, 300), (3, 4, 40000)],
+    ids=str,
 )
 def test_threads_change_nothing(dtype, shape, rng):
     m, n, k = shape
