@@ -23,7 +23,8 @@ from flambeau.operators.matmul_added import conjugate
 from flambeau.operators.rules import case
 from flambeau.operators.windows import framed, padded, reach_of, window_sum, windows
 from flambeau.templates import conv as templates
-from flambeau.templates.conv_depthwise import depthwise
+from flambeau.templates.conv_depthwise import depthwise, depthwise_weight
+from flambeau.templates.conv_weight import weight_gradient
 
 
 # ------------------------------------------------------------------ the three bilinear ops
@@ -37,6 +38,12 @@ def columns_of(x, kernel, counts, stride, low, dilation, groups):
 
 def moved(x, *order: int):
     return REGISTRY["permute"](x, order)
+
+
+def as_channels(x):
+    """[batch, N, C, *L] as [N, batch * C, *L]."""
+    size, images, channels, *sizes = x.spec.shape
+    return REGISTRY["reshape"](moved(x, 1, 0, *range(2, x.spec.ndim)), (images, size * channels, *sizes))
 
 
 @declare
@@ -70,10 +77,9 @@ class convolve_planes(Template):
             flat = ops["reshape"](x, (size * x.spec.shape[1], *x.spec.shape[2:]))
             found = convolve_planes(flat, w, bias, counts, stride, low, dilation, groups)
             return ops["reshape"](found, (size, x.spec.shape[1], *found.spec.shape[1:])), 0
-        x, w = front(x, dims[0], size), front(w, dims[1], size)  # more groups
+        x, w = as_channels(front(x, dims[0], size)), front(w, dims[1], size)  # more groups
         bias = None if bias is None else ops["reshape"](front(bias, dims[2], size), (-1,))
-        rank, images = len(counts), x.spec.shape[1]
-        x = ops["reshape"](moved(x, 1, 0, *range(2, 3 + rank)), (images, size * x.spec.shape[2], *x.spec.shape[3:]))
+        rank, images = len(counts), x.spec.shape[0]
         w = ops["reshape"](w, (size * w.spec.shape[1], *w.spec.shape[2:]))
         found = convolve_planes(x, w, bias, counts, stride, low, dilation, groups * size)
         found = ops["reshape"](found, (images, size, found.spec.shape[1] // size, *counts))
@@ -227,6 +233,50 @@ class convolve_transposed(Composite):
 
 
 @declare
+class convolve_weight_planes(Template):
+    """`convolve_weight` of float dtypes by kernels that read windows where they lie.
+
+    Dtypes: floats, narrow ones summed in float32. Determinism: bitwise, for any number of threads.
+    """
+
+    functions = ()
+    methods = ()
+
+    def signature(input: Tensor, g: Tensor, kernel, stride, low, dilation, groups): ...
+
+    def meta(op, x, g, kernel, stride, low, dilation, groups):
+        return Spec.of((g.shape[1], x.shape[1] // groups, *kernel), x.dtype, common_device("convolution", [x, g]))
+
+    def lower(op, target, threads, x, g, kernel, stride, low, dilation, groups):
+        given = (x.shape, x.strides, g.shape, g.strides, kernel, stride, low, dilation)
+        if x.shape[1] == groups and groups > 1:
+            return depthwise_weight(*given, x.dtype.name, threads=threads)
+        return weight_gradient(*given, groups, x.dtype.name, threads=threads)
+
+    def batch(size, dims, x, g, *attributes):  # more groups
+        x, g = front(x, dims[0], size), front(g, dims[1], size)
+        found = convolve_weight_planes(as_channels(x), as_channels(g), *attributes[:-1], attributes[-1] * size)
+        shape = found.spec.shape
+        return REGISTRY["reshape"](found, (size, shape[0] // size, *shape[1:])), 0
+
+    def vjp(gw, out, x, g, kernel, stride, low, dilation, groups):
+        return convolve_weight.rules.vjp(gw, out, x, g, kernel, stride, low, dilation, groups)
+
+    def reference(x, g, kernel, stride, low, dilation, groups):
+        out = np.zeros((g.shape[1], x.shape[1] // groups, *kernel), x.dtype)
+        for place in np.ndindex(*out.shape):
+            unit = np.zeros(out.shape, x.dtype)
+            unit[place] = 1
+            out[place] = np.sum(_reference(x, unit, g.shape[2:], stride, low, dilation, groups) * g)
+        return out
+
+    def samples(t):
+        yield case(t(2, 4, 7), t(2, 6, 4), (3,), (2,), (1,), (1,), 2)
+        yield case(t(2, 3, 5, 6), t(2, 17, 5, 6), (3, 1), (1, 1), (1, 0), (1, 1), 1)
+        yield case(t(2, 2, 5, 18), t(2, 4, 3, 18), (3, 3), (2, 1), (1, 1), (1, 1), 2)
+
+
+@declare
 class convolve_weight(Composite):
     """The adjoint of `convolve` in its weight: products of windows of the input with `g`, summed over samples and windows."""
 
@@ -245,6 +295,8 @@ class convolve_weight(Composite):
         shape = (outs, c, *kernel)
         if n * p * math.prod(shape) == 0:
             return REGISTRY["full"](shape, 0, dtype=x.spec.dtype, device=x.spec.device)
+        if templates.takes(x.spec.dtype.name):
+            return convolve_weight_planes(x, g, kernel, stride, low, dilation, groups)
         found = columns_of(x, kernel, counts, stride, low, dilation, groups)
         dims = range(3, 3 + rank)
         if c == 1 and groups > 1:
@@ -263,15 +315,9 @@ class convolve_weight(Composite):
         )
 
     def reference(x, g, kernel, stride, low, dilation, groups):
-        out = np.zeros((g.shape[1], x.shape[1] // groups, *kernel), x.dtype)
-        for place in np.ndindex(*out.shape):
-            unit = np.zeros(out.shape, x.dtype)
-            unit[place] = 1
-            out[place] = np.sum(_reference(x, unit, g.shape[2:], stride, low, dilation, groups) * g)
-        return out
+        return convolve_weight_planes.rules.reference(x, g, kernel, stride, low, dilation, groups)
 
-    def samples(t):
-        yield case(t(2, 4, 7), t(2, 6, 4), (3,), (2,), (1,), (1,), 2)
+    samples = convolve_weight_planes.rules.samples
 
 
 # ------------------------------------------------------------------ public forms

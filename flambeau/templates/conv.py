@@ -1,8 +1,7 @@
 """Direct convolution: register tiles of channels by neighbouring places, read where they lie in padded planes.
 
-A plane is one channel of one image, padded, and split by stride phase so that every tap of the kernel reads neighbours. Places are
-counted through a plane row by row: a vector of places may run over a row's end, and what lies between rows is computed and not stored.
-    conv_planes   fills the planes (left out where the input serves as it is)
+Places are counted through a plane (see `conv_planes`) row by row: a vector of places may run over a row's end, and what lies between
+rows is computed and not stored.
     conv_weights  packs the weights into panels of `height` output channels, in float32 or wider
     conv_tiles    height x 2 vectors of sums, one fused multiply-add each per channel and tap; adds the bias as it stores
 The sum of an element runs over channels, then taps: it does not depend on threads or tiles.
@@ -12,7 +11,6 @@ May not know: tensors, gradients. Entry: `convolution`, `takes`.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 
@@ -20,22 +18,18 @@ from flambeau.kernel import target as targets
 from flambeau.kernel.dsl import Function, Module, Value
 from flambeau.kernel.target import Target
 from flambeau.kernel.types import Type, f64, i64, ptr
+from flambeau.templates.conv_planes import fused, multiply_add, planes_of, weight_offsets
 from flambeau.templates.gemm_pack import pack_function, padded_depth
 from flambeau.templates.launch import Launch, Lowered, Recipe
 from flambeau.templates.loop_program import MEMORY, REGISTER
-from flambeau.templates.windows import ABI, three
+from flambeau.templates.windows import ABI
 
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 VECTORS = 2
 MOST_UNROLLED = 9  # taps written out one after the other
 TILES = 64  # column tiles of a unit at most: their indices stay in L1
 PANEL_BYTES = 3 << 18  # panels that stay in L2 while tiles of places pass by
-SLACK = 64  # elements behind the planes that a last vector may read
 
-PLANE_FIELDS = (
-    "units", "grain", "n0", "n1", "n2", "p0", "p1", "p2", "s0", "s1", "s2", "f0", "f1", "f2", "q0", "q1", "q2", "x0", "x1", "x2", "channels",
-    "xn", "xc",
-)  # fmt: skip
 WEIGHT_FIELDS = ("units", "grain", "rows", "panels", "channels", "taps", "row_step", "channel_step", "panel_size")
 TILE_FIELDS = (
     "units", "grain", "rows", "panels", "channels", "taps", "images", "groups", "row_blocks", "block_panels", "column_blocks", "block_tiles",
@@ -46,90 +40,6 @@ TILE_FIELDS = (
 def takes(dtype: str) -> bool:
     """Whether these kernels serve a dtype."""
     return dtype in DTYPES
-
-
-def fused(target: Target) -> bool:
-    """Whether a multiply-add is one instruction."""
-    return target.arch == "aarch64" or target.has("fma")
-
-
-def multiply_add(k: Function, fused: bool, x: Value, y: Value, total: Value) -> Value:
-    return k.fma(x, y, total) if fused else total + x * y
-
-
-# ------------------------------------------------------------------ planes
-def build_planes(target: Target, dtype: str, reading: str) -> Module:
-    """Slots: x, planes, block. A unit is one plane: for every phase, its rows with zeros where the input ends."""
-    module = Module(target.vector_bytes * 8)
-    k = module.function("kernel", ABI)
-    slots, begin, end, _ = k.args
-    x, planes, block = (k.load(slots, ptr, i) for i in range(3))
-    p = {name: k.load(block, i64, i) for i, name in enumerate(PLANE_FIELDS)}
-    memory, compute = MEMORY[dtype], REGISTER[dtype]
-    size = p["f0"] * p["f1"] * p["f2"] * p["q0"] * p["q1"] * p["q2"]
-    with k.range(begin, end) as unit:
-        source = k.offset(x, unit // p["channels"] * p["xn"] + unit % p["channels"] * p["xc"], memory)
-        fill_plane(
-            k,
-            p,
-            source,
-            k.offset(planes, unit * size, compute),
-            memory,
-            compute,
-            target.vector_bytes // compute.size,
-            reading,
-        )
-    k.ret()
-    return module
-
-
-def reading_of(step: int, stride: int) -> str:
-    """How a row of a plane is read: "row" where elements are neighbours, "pairs" where every other one counts, else "any"."""
-    return "any" if step != 1 else {1: "row", 2: "pairs"}.get(stride, "any")
-
-
-def fill_plane(
-    k: Function, p: dict[str, Value], source: Value, to: Value, memory: Type, compute: Type, lanes: int, reading: str
-) -> None:
-    """One channel, padded and split by phase: to[r0, r1, r2, i0, i1, i2] = source[i * s + r - low] for the phases r < f that taps use."""
-    line = k.var(ptr, to)
-    with (
-        k.range(0, p["f0"]) as r0,
-        k.range(0, p["f1"]) as r1,
-        k.range(0, p["f2"]) as r2,
-        k.range(0, p["q0"]) as i0,
-        k.range(0, p["q1"]) as i1,
-    ):
-        y0, y1, first = i0 * p["s0"] + r0 - p["p0"], i1 * p["s1"] + r1 - p["p1"], r2 - p["p2"]
-        inside = (y0 >= 0) & (y0 < p["n0"]) & (y1 >= 0) & (y1 < p["n1"])
-        last = k.select(inside, p["n2"], k.const(i64, 0))
-        row = k.offset(source, y0 * p["x0"] + y1 * p["x1"], memory)
-
-        def within(at: Value, last: Value = last) -> Value:
-            return (at >= 0) & (at < k.splat(last, lanes))
-
-        with k.range(0, p["q2"], lanes) as j:
-            lane = k.iota(i64.vec(lanes))
-            if reading == "row":
-                at = j + first
-                value = k.load(row, memory.vec(lanes), at, mask=within(lane + k.splat(at, lanes)))
-            elif reading == "pairs":
-                at = j * 2 + first
-                halves = [
-                    k.load(row, memory.vec(lanes), at + h, mask=within(lane + k.splat(at + h, lanes)))
-                    for h in (0, lanes)
-                ]
-                value = k.shuffle(*halves, range(0, 2 * lanes, 2))
-            else:
-                at = (lane + k.splat(j, lanes)) * k.splat(p["s2"], lanes) + k.splat(first, lanes)
-                value = k.gather(row, memory, at * k.splat(p["x2"], lanes), mask=within(at))
-            k.store(line.get(), value.to(compute), j, mask=k.tail_mask(p["q2"] - j, lanes))
-        line.set(k.offset(line.get(), p["q2"], compute))
-
-
-def phases(kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]) -> list[int]:
-    """How many of the stride's phases, from 0 on, taps may read in each dim."""
-    return [1 + max(t * d % s for t in range(n)) for n, s, d in zip(kernel, stride, dilation)]
 
 
 # ------------------------------------------------------------------ weights
@@ -363,46 +273,15 @@ def convolution(
     target = targets.current()
     compute = REGISTER[dtype]
     lanes = target.vector_bytes // compute.size
-    images, x_channels = x_shape[:2]
+    images = x_shape[0]
     outs, channels, *kernel = w_shape
     if images * outs * math.prod(counts) == 0:
         return Lowered(())
     rows = outs // groups
-    k3, c3, s3, d3 = three(kernel, 1), three(counts, 1), three(stride, 1), three(dilation, 1)
-    p3, n3, x3 = three(low, 0), three(x_shape[2:], 1), three(x_strides[2:], 0)
-    reach = [(c - 1) * s + (t - 1) * d + 1 for c, s, t, d in zip(c3, s3, k3, d3)]
-    q3 = [-(-r // s) for r, s in zip(reach, s3)]
-    f3 = phases(k3, s3, d3)
-    taps = tap_offsets(k3, s3, d3, q3, f3)
-    pitch, plane_pitch = q3[2], q3[1] * q3[2]
-    plane = math.prod(f3) * math.prod(q3)
-    places = (c3[0] - 1) * plane_pitch + (c3[1] - 1) * pitch + c3[2]
-    dense = all(x3[d] == math.prod(n3[d + 1 :]) or n3[d] == 1 for d in range(3))
-    direct = dense and all(s == 1 for s in s3) and not any(p3) and list(n3) == q3 and dtype in ("float32", "float64")
-    direct = direct and x_strides[1] >= plane and x_strides[0] >= 0
-    launches, scratch = [], []
-    inputs = 2 if bias_stride is None else 3
-    out = inputs
-    planes_slot = 0
-    plane_stride, image_stride = x_strides[1], x_strides[0]
-    if not direct:
-        planes_slot, plane_stride, image_stride = out + 1, plane, plane * x_channels
-        fields = (
-            images * x_channels,
-            max(1, 16384 // plane),
-            *n3,
-            *p3,
-            *s3,
-            *f3,
-            *q3,
-            *x3,
-            x_channels,
-            x_strides[0],
-            x_strides[1],
-        )
-        recipe = Recipe("conv_planes", (dtype, reading_of(x3[2], s3[2])), build_planes)
-        launches.append(Launch(recipe, (0, planes_slot), fields))
-        scratch.append((images * plane * x_channels + SLACK + max(taps)) * compute.size)
+    out = 2 if bias_stride is None else 3
+    planes = planes_of(x_shape, x_strides, kernel, counts, stride, low, dilation, dtype, out + 1)
+    taps, places, direct = planes.taps, planes.places, planes.launch is None
+    launches, scratch = ([], []) if direct else ([planes.launch], [planes.scratch_bytes])
     height = best_height(rows, 14 if target.vector_bytes == 64 or target.arch == "aarch64" else 6)
     panels, depth = -(-rows // height), channels * len(taps)
     panel_size = padded_depth(depth) * height + 64
@@ -425,32 +304,12 @@ def convolution(
     work = block_tiles * width * block_panels * height * depth
     limit = places + max(taps) if not direct else places
     fields = (images * groups * row_blocks * column_blocks, max(1, (1 << 17) // max(1, work)), rows, panels, channels, len(taps), images, groups, row_blocks,
-              block_panels, column_blocks, block_tiles, places, pitch, plane_pitch, *c3, plane_stride, image_stride, panel_size, math.prod(c3),
-              int(bias_stride is not None), bias_stride or 0,
-              limit, *taps)  # fmt: skip
+              block_panels, column_blocks, block_tiles, places, planes.pitch, planes.plane_pitch, *planes.counts, planes.channel_step,
+              planes.image_step, panel_size, math.prod(counts), int(bias_stride is not None), bias_stride or 0, limit, *taps)  # fmt: skip
     written_out = len(taps) if len(taps) <= MOST_UNROLLED else 0
     tiles_outside = block_panels * panel_size * compute.size <= PANEL_BYTES
     recipe = Recipe("conv_tiles", (dtype, height, written_out, direct, tiles_outside), build_tiles)
-    launches.append(Launch(recipe, (planes_slot, packed_slot, 2, out, packed_slot + 1), fields))
+    flops = 2 * images * outs * math.prod(counts) * depth
+    launches.append(Launch(recipe, (planes.slot, packed_slot, 2, out, packed_slot + 1), fields, flops))
     scratch.append(threads * TILES * (width * 8 + 64) + 64)
     return Lowered(tuple(launches), tuple(scratch))
-
-
-def tap_offsets(
-    kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int], sizes: Sequence[int], split: Sequence[int]
-) -> list[int]:
-    """Offset of each tap in a plane, from the place it is read for: its phase, then its position in the phase."""
-    found = []
-    for t0 in range(kernel[0]):
-        for t1 in range(kernel[1]):
-            for t2 in range(kernel[2]):
-                at = [t * d for t, d in zip((t0, t1, t2), dilation)]
-                phase, place = [a % s for a, s in zip(at, stride)], [a // s for a, s in zip(at, stride)]
-                which = (phase[0] * split[1] + phase[1]) * split[2] + phase[2]
-                found.append(which * math.prod(sizes) + (place[0] * sizes[1] + place[1]) * sizes[2] + place[2])
-    return found
-
-
-def weight_offsets(kernel: Sequence[int], strides: Sequence[int]) -> list[int]:
-    """Offset of each tap in the weights of one pair of channels."""
-    return [sum(t * s for t, s in zip(place, strides)) for place in itertools.product(*(range(n) for n in kernel))]

@@ -1,9 +1,11 @@
 """Depthwise convolution: one input channel for each group of output channels, a plane at a time in a thread's own cache.
 
-A unit pads one plane into scratch (split by stride phase, see `conv`), then runs along the rows of the result with the taps' weights in
+A unit pads one plane into scratch (split by stride phase, see `conv_planes`), then runs along the rows of the result with the taps' weights in
 registers: one load and one fused multiply-add per tap. Sums run over taps in order, whatever the threads.
 
-May not know: tensors, gradients. Entry: `depthwise`.
+The gradient by the weights has a unit for each channel: a vector of sums for each tap over the lines of all images, its lanes added at the end.
+
+May not know: tensors. Entry: `depthwise`, `depthwise_weight`.
 """
 
 from __future__ import annotations
@@ -11,20 +13,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from flambeau.kernel import target as targets
 from flambeau.kernel.dsl import Module, Value
 from flambeau.kernel.target import Target
 from flambeau.kernel.types import i64, ptr
-from flambeau.templates.conv import (
-    PLANE_FIELDS,
-    SLACK,
-    fill_plane,
-    fused,
-    multiply_add,
-    phases,
-    reading_of,
-    tap_offsets,
-    weight_offsets,
-)
+from flambeau.templates.conv_planes import PLANE_FIELDS, fill_plane, fused, multiply_add, planes_of, weight_offsets
 from flambeau.templates.launch import Launch, Lowered, Recipe
 from flambeau.templates.loop_program import MEMORY, REGISTER
 from flambeau.templates.windows import ABI, three
@@ -127,18 +120,117 @@ def depthwise(
     outs, _, *kernel = w_shape
     if images * outs * math.prod(counts) == 0:
         return Lowered(())
-    k3, c3, s3, d3 = three(kernel, 1), three(counts, 1), three(stride, 1), three(dilation, 1)
-    p3, n3, x3 = three(low, 0), three(x_shape[2:], 1), three(x_strides[2:], 0)
-    q3 = [-(-((c - 1) * s + (t - 1) * d + 1) // s) for c, s, t, d in zip(c3, s3, k3, d3)]
-    f3 = phases(k3, s3, d3)
-    taps = tap_offsets(k3, s3, d3, q3, f3)
-    size = math.prod(f3) * math.prod(q3)
-    plane = -(-(size + SLACK + max(taps)) // 64) * 64
-    units = images * channels
-    work = math.prod(c3) * len(taps) * (outs // channels) + size
-    fields = (units, max(1, 32768 // work), *n3, *p3, *s3, *f3, *q3, *x3, channels, x_strides[0], x_strides[1], outs // channels, len(taps), *c3, plane,
-              math.prod(c3), int(bias_stride is not None), bias_stride or 0, w_strides[0], *taps, *weight_offsets(kernel, w_strides[2:]))  # fmt: skip
+    planes = planes_of(x_shape, x_strides, kernel, counts, stride, low, dilation, dtype, 0)
+    taps = planes.taps
+    work = math.prod(counts) * len(taps) * (outs // channels) + planes.plane
+    fields = (images * channels, max(1, 32768 // work), *planes.words, outs // channels, len(taps), *planes.counts, planes.own_elements,
+              math.prod(counts), int(bias_stride is not None), bias_stride or 0, w_strides[0], *taps, *weight_offsets(kernel, w_strides[2:]))  # fmt: skip
     written_out = len(taps) if len(taps) <= MOST_WRITTEN_OUT else 0
     out = 2 if bias_stride is None else 3
-    recipe = Recipe("conv_depthwise", (dtype, written_out, reading_of(x3[2], s3[2])), build_depthwise)
-    return Lowered((Launch(recipe, (0, 1, 2, out, out + 1), fields),), (threads * plane * compute.size + 256,))
+    recipe = Recipe("conv_depthwise", (dtype, written_out, planes.reading), build_depthwise)
+    return Lowered(
+        (Launch(recipe, (0, 1, 2, out, out + 1), fields),), (threads * planes.own_elements * compute.size + 256,)
+    )
+
+
+# ------------------------------------------------------------------ the gradient by the weights
+WEIGHT_FIELDS = (
+    *PLANE_FIELDS,
+    "multiplier",
+    "taps",
+    "passes",
+    "c0",
+    "c1",
+    "c2",
+    "plane",
+    "images",
+    "gn",
+    "gc",
+    "g0",
+    "g1",
+    "g2",
+)
+
+
+def build_depthwise_weight(target: Target, dtype: str, taps: int, reading: str, unit_g: bool) -> Module:
+    """Slots: x, g, out, scratch, block; then the taps' offsets in a plane. A unit is one channel; `taps` are summed in one pass."""
+    memory, compute = MEMORY[dtype], REGISTER[dtype]
+    lanes = target.vector_bytes // compute.size
+    vector, one = compute.vec(lanes), fused(target)
+    module = Module(target.vector_bytes * 8, native_bf16=target.has("avx512bf16"))
+    k = module.function("kernel", ABI)
+    slots, begin, end, tid = k.args
+    slot = {name: k.load(slots, ptr, i) for i, name in enumerate(("x", "g", "out", "scratch", "block"))}
+    p = {name: k.load(slot["block"], i64, i) for i, name in enumerate(WEIGHT_FIELDS)}
+    table = k.offset(slot["block"], 8 * len(WEIGHT_FIELDS))
+    kept = p["multiplier"] * p["passes"] * (taps * lanes)  # sums of a channel
+    plane = k.offset(slot["scratch"], tid * (p["plane"] + kept), compute)
+    sums = k.offset(plane, p["plane"], compute)
+    with k.range(begin, end) as channel:
+        with k.range(0, kept, lanes) as i:
+            k.store(sums, k.const(vector, 0), i)
+        with k.range(0, p["images"]) as image:
+            source = k.offset(slot["x"], image * p["xn"] + channel * p["xc"], memory)
+            fill_plane(k, p, source, plane, memory, compute, lanes, reading)
+            with k.range(0, p["multiplier"]) as m, k.range(0, p["passes"]) as turn:
+                g = k.offset(slot["g"], image * p["gn"] + (channel * p["multiplier"] + m) * p["gc"], memory)
+                here = k.offset(sums, (m * p["passes"] + turn) * (taps * lanes), compute)
+                offsets = [k.load(table, i64, turn * taps + t) for t in range(taps)]
+                totals = [k.var(vector, k.load(here, vector, t * lanes)) for t in range(taps)]
+                with k.range(0, p["c0"]) as a, k.range(0, p["c1"]) as b:
+                    line = k.offset(plane, (a * p["q1"] + b) * p["q2"], compute)
+                    row = k.offset(g, a * p["g0"] + b * p["g1"], memory)
+
+                    def add(at: Value, mask: Value | None, line=line, row=row, offsets=offsets, totals=totals) -> None:
+                        if unit_g:
+                            value = k.load(row, memory.vec(lanes), at, mask=mask)
+                        else:
+                            places = (k.iota(i64.vec(lanes)) + k.splat(at, lanes)) * k.splat(p["g2"], lanes)
+                            value = k.gather(row, memory, places, mask=mask)
+                        value = value.to(compute)
+                        for offset, total in zip(offsets, totals):
+                            x = k.load(k.offset(line, at + offset, compute), vector, mask=mask)
+                            total.set(multiply_add(k, one, value, x, total.get()))
+
+                    whole = p["c2"] // lanes * lanes
+                    with k.range(0, whole, lanes) as at:
+                        add(at, None)
+                    with k.when(whole < p["c2"]):
+                        add(whole, k.tail_mask(p["c2"] - whole, lanes))
+                for t, total in enumerate(totals):
+                    k.store(here, total.get(), t * lanes)
+        with k.range(0, p["multiplier"]) as m, k.range(0, p["taps"]) as t:
+            total = k.reduce(k.load(sums, vector, (m * p["passes"] * taps + t) * lanes), lambda x, y: x + y)
+            k.store(slot["out"], total.to(memory), (channel * p["multiplier"] + m) * p["taps"] + t)
+    k.ret()
+    return module
+
+
+def depthwise_weight(
+    x_shape: Sequence[int],
+    x_strides: Sequence[int],
+    g_shape: Sequence[int],
+    g_strides: Sequence[int],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    low: Sequence[int],
+    dilation: Sequence[int],
+    dtype: str,
+    *,
+    threads: int,
+) -> Lowered:
+    """Launches for out [C m, 1, *kernel] from operands 0 x [N, C, *L], 1 g [N, C m, *counts]. Determinism: bitwise."""
+    target, compute = targets.current(), REGISTER[dtype]
+    lanes = target.vector_bytes // compute.size
+    channels, (images, outs, *counts) = x_shape[1], g_shape
+    planes = planes_of(x_shape, x_strides, kernel, counts, stride, low, dilation, dtype, 0)
+    taps, multiplier, g3 = len(planes.taps), outs // channels, three(g_strides[2:], 0)
+    most = MOST_WRITTEN_OUT if target.vector_bytes == 64 or target.arch == "aarch64" else 12
+    passes = -(-taps // most)
+    together = -(-taps // passes)
+    work = images * (math.prod(counts) * taps * multiplier + planes.plane)
+    fields = (channels, max(1, 32768 // work), *planes.words, multiplier, taps, passes, *planes.counts, planes.own_elements, images, *g_strides[:2], *g3,
+              *planes.taps, *(0,) * (together * passes - taps))  # fmt: skip
+    recipe = Recipe("conv_depthwise_weight", (dtype, together, planes.reading, g3[2] == 1), build_depthwise_weight)
+    own = planes.own_elements + multiplier * passes * together * lanes
+    return Lowered((Launch(recipe, (0, 1, 2, 3), fields),), (threads * own * compute.size + 256,))
