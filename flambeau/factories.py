@@ -68,8 +68,8 @@ _python_range = range
 _NUMBERS = {bool, int, float}
 
 
-def sizes_of(sizes: tuple) -> tuple[int, ...]:
-    """Sizes given one by one or as one sequence."""
+def sizes_of(sizes: tuple, name: str = "size") -> tuple[int, ...]:
+    """Sizes given one by one or as one sequence. Raises: TypeError, RuntimeError that begin with `name`."""
     if len(sizes) == 1 and type(sizes[0]) in (tuple, Size):
         sizes = sizes[0]
     for n in sizes:
@@ -79,10 +79,15 @@ def sizes_of(sizes: tuple) -> tuple[int, ...]:
         return sizes
     if len(sizes) == 1 and not isinstance(sizes[0], int) and hasattr(sizes[0], "__iter__"):
         sizes = tuple(sizes[0])
+    for n in sizes:
+        if not hasattr(n, "__index__"):
+            raise TypeError(
+                message(name, "sizes must be ints (argument 'size' must be tuple of ints)", type(n).__name__)
+            )
     found = tuple(as_size(n) for n in sizes)
     if any(n < 0 for n in found):
         raise RuntimeError(
-            message("size", "sizes must not be negative (Trying to create tensor with negative dimension)", list(found))
+            message(name, "sizes must not be negative (Trying to create tensor with negative dimension)", list(found))
         )
     return found
 
@@ -125,7 +130,7 @@ def empty(
     """A tensor whose values are not set."""
     if not size and memory_format is None:
         size = ((),)
-    shape = sizes_of(size)
+    shape = sizes_of(size, "empty")
     d, where = dtype or get_default_dtype(), as_device(device)
     spec = (
         Spec.of(shape, d, where)
@@ -144,7 +149,7 @@ def zeros(
     requires_grad: bool = False,
 ) -> Tensor:
     """A tensor of zeros."""
-    return finished(_filled(sizes_of(size), 0, dtype or get_default_dtype(), device), requires_grad, out)
+    return finished(_filled(sizes_of(size, "zeros"), 0, dtype or get_default_dtype(), device), requires_grad, out)
 
 
 def ones(
@@ -156,7 +161,7 @@ def ones(
     requires_grad: bool = False,
 ) -> Tensor:
     """A tensor of ones."""
-    return finished(_filled(sizes_of(size), 1, dtype or get_default_dtype(), device), requires_grad, out)
+    return finished(_filled(sizes_of(size, "ones"), 1, dtype or get_default_dtype(), device), requires_grad, out)
 
 
 def full(
@@ -184,7 +189,7 @@ def full(
                 fill_value,
             )
         )
-    return finished(_filled(sizes_of((size,)), fill_value, d, device), requires_grad, out)
+    return finished(_filled(sizes_of((size,), "full"), fill_value, d, device), requires_grad, out)
 
 
 def scalar_tensor(
@@ -281,7 +286,7 @@ def empty_strided(
     pin_memory: bool = False,
 ) -> Tensor:
     """A tensor with given strides whose values are not set."""
-    shape, strides = sizes_of((size,)), tuple(int(n) for n in stride)
+    shape, strides = sizes_of((size,), "empty_strided"), tuple(int(n) for n in stride)
     if len(shape) != len(strides) or any(n < 0 for n in strides):
         raise RuntimeError(
             message(
@@ -304,7 +309,7 @@ def empty_permuted(
     pin_memory: bool = False,
 ) -> Tensor:
     """A dense tensor whose dims lie in memory in the order of `physical_layout`, whose values are not set."""
-    shape, order = sizes_of((size,)), tuple(int(n) for n in physical_layout)
+    shape, order = sizes_of((size,), "empty_permuted"), tuple(int(n) for n in physical_layout)
     if sorted(order) != list(_python_range(len(shape))):
         raise RuntimeError(
             message(
@@ -916,7 +921,7 @@ def new_empty(
 ) -> Tensor:
     """A tensor of `size` whose values are not set, in this tensor's dtype and device unless told."""
     return empty(
-        sizes_of(_named(size)),
+        sizes_of(_named(size), "new_empty"),
         dtype=dtype or self.dtype,
         device=self.device if device is None else device,
         requires_grad=requires_grad,
@@ -954,7 +959,7 @@ def new_zeros(
 ) -> Tensor:
     """Zeros of `size` in this tensor's dtype and device unless told."""
     return zeros(
-        sizes_of(_named(size)),
+        sizes_of(_named(size), "new_zeros"),
         dtype=dtype or self.dtype,
         device=self.device if device is None else device,
         requires_grad=requires_grad,
@@ -972,7 +977,7 @@ def new_ones(
 ) -> Tensor:
     """Ones of `size` in this tensor's dtype and device unless told."""
     return ones(
-        sizes_of(_named(size)),
+        sizes_of(_named(size), "new_ones"),
         dtype=dtype or self.dtype,
         device=self.device if device is None else device,
         requires_grad=requires_grad,

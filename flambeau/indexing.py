@@ -17,7 +17,7 @@ from flambeau.core.layout import broadcast_shapes
 from flambeau.core.spec import Spec
 from flambeau.factories import as_tensor, finished
 from flambeau.ir.bind import MODES
-from flambeau.ir.op import REGISTRY
+from flambeau.ir.op import REGISTRY, speak_as
 from flambeau.tape.grad_mode import mode
 
 __all__ = ["argwhere", "masked_select", "nonzero"]
@@ -301,7 +301,11 @@ def setitem(self: Tensor, key: Any, value: Any) -> None:
                 first = view.spec.ndim - value.spec.ndim
                 dims = tuple(d - first for d in flipped if d >= first and value.spec.shape[d - first] != 1)
                 value = REGISTRY["flip"](value, dims) if dims else value
-        view.copy_(value)
+        try:
+            view.copy_(value)
+        except RuntimeError as error:
+            speak_as("setitem", error)
+            raise
         return
     given = [t for t in tensors if isinstance(t, Tensor)]
     single = isinstance(value, (bool, int, float, complex)) or not value.spec.ndim

@@ -29,6 +29,7 @@ from flambeau.ir.op import VIEW, Op, Param, set_form_maker
 from flambeau.runtime import objects
 
 _namespace: dict[str, Any] = {}
+_absent = object()  # stands for an argument that was not given
 
 
 def install(
@@ -145,14 +146,14 @@ def checked(op: Op, args: tuple) -> tuple:
             if hasattr(a, "item") and getattr(a, "ndim", None) == 0:  # a NumPy scalar
                 values[i] = a.item()
                 continue
-            raise TypeError(message(op.name, f"'{p.name}' must be a tensor or a number", type(a).__name__))
+            raise TypeError(message(op.called, f"'{p.name}' must be a tensor or a number", type(a).__name__))
         raise TypeError(
-            message(op.name, f"'{p.name}' must be a tensor", type(a).__name__, "Make one with flambeau.tensor(...).")
+            message(op.called, f"'{p.name}' must be a tensor", type(a).__name__, "Make one with flambeau.tensor(...).")
         )
     if not op.rules.numbers_only and not any(hasattr(values[i], "spec") for i in op.tensor_positions):
         got = ", ".join(type(values[i]).__name__ for i in op.tensor_positions)
         raise TypeError(
-            message(op.name, "at least one operand must be a tensor", got, "Make one with flambeau.tensor(...).")
+            message(op.called, "at least one operand must be a tensor", got, "Make one with flambeau.tensor(...).")
         )
     return tuple(values)
 
@@ -161,11 +162,11 @@ def checked_list(op: Op, p: Param, a: Any) -> tuple:
     """A list of tensors as a tuple. Raises: TypeError for anything else."""
     what = f"'{p.name}' must be a list or tuple of tensors"
     if not isinstance(a, (list, tuple)):
-        raise TypeError(message(op.name, what, type(a).__name__, f"Put them in brackets: {op.name}([a, b])."))
+        raise TypeError(message(op.called, what, type(a).__name__, f"Put them in brackets: {op.called}([a, b])."))
     for i, x in enumerate(a):
         if x is not None and not hasattr(x, "spec"):
             raise TypeError(
-                message(op.name, what, f"{type(x).__name__} at entry {i}", "Make it one with flambeau.tensor(...).")
+                message(op.called, what, f"{type(x).__name__} at entry {i}", "Make it one with flambeau.tensor(...).")
             )
     return tuple(a)
 
@@ -182,16 +183,50 @@ def _signature(op: Op, defaults: dict[str, Any], extra: str = "") -> str:
         if p.keyword_only and not star:
             words.append("*")
             star = True
-        if p.required:
+        if p.required and any(p is other for _, other in _numpy_names(op)):
+            words.append(f"{p.name}=_absent")
+        elif p.required:
             words.append(p.name)
         else:
             defaults[f"_d_{p.name}"] = p.default
             words.append(f"{p.name}=_d_{p.name}")
-    if extra:
-        if not star:
-            words.append("*")
-        words.append(extra)
-    return ", ".join(words)
+    extras = [extra] if extra else []
+    extras += [f"{theirs}=None" for theirs, _ in _numpy_names(op)]
+    if extras and not star:
+        words.append("*")
+    return ", ".join([*words, *extras])
+
+
+def _numpy_names(op: Op) -> list[tuple[str, Param]]:
+    """NumPy's words for parameters that PyTorch takes too: (word, parameter)."""
+    mine = {p.name: p for p in op.params}
+    found = []
+    for theirs, name in (("axis", "dim"), ("keepdims", "keepdim")):
+        if theirs not in mine and name in mine and not mine[name].is_tensor and _may_be_left_out(op, mine[name]):
+            found.append((theirs, mine[name]))
+    return found
+
+
+def _numpy_lines(op: Op) -> list[str]:
+    lines = []
+    for theirs, p in _numpy_names(op):
+        if p.required:
+            value = f"{theirs} if {theirs} is not None else _missing(op, '{p.name}')"
+            lines += [f"    if {p.name} is _absent:", f"        {p.name} = {value}"]
+        else:
+            lines += [f"    if {theirs} is not None:", f"        {p.name} = {theirs}"]
+    return lines
+
+
+def _may_be_left_out(op: Op, param: Param) -> bool:
+    """Whether a parameter is keyword-only, or all those behind it have defaults."""
+    return param.keyword_only or not any(
+        p.required and not p.keyword_only for p in op.params[op.params.index(param) + 1 :]
+    )
+
+
+def _missing(op: Op, name: str) -> None:
+    raise TypeError(f"{op.called}: argument '{name}' is missing (missing 1 required positional argument).")
 
 
 def make_operator(op: Op) -> Callable:
@@ -202,11 +237,12 @@ def make_operator(op: Op) -> Callable:
 def make_function(op: Op, is_operator: bool = False, **replaced: Callable) -> Callable:
     """The public function of an op; an operator's first argument is a tensor for certain."""
     names = [p.name for p in op.params]
-    scope = dict(_namespace, op=op, plans=op.plans, **replaced)
+    scope = dict(_namespace, op=op, plans=op.plans, _absent=_absent, _missing=_missing, **replaced)
     takes_out = op.kind != VIEW and op.tensor_positions and op.rules.takes_out
     signature = _signature(op, scope, "out=None" if takes_out else "")
     everything = f"({', '.join(names)}{',' if names else ''})"
     lines = [f"def {_identifier(op.name)}({signature}):"]
+    lines += _numpy_lines(op)
     if takes_out:
         filled = f"finish_out(slow(op, {everything}), out, op)"
         lines += [
@@ -367,10 +403,10 @@ def _fast_body(op: Op, everything: str, is_operator: bool) -> list[str]:
 def make_in_place(op: Op) -> Callable:
     """The form `name_` that writes into its first argument."""
     names = [p.name for p in op.params]
-    scope = dict(_namespace, op=op, run=in_place.run)
+    scope = dict(_namespace, op=op, run=in_place.run, _absent=_absent, _missing=_missing)
     signature = _signature(op, scope)
     name = _identifier(op.name) + "_"
-    source = f"def {name}({signature}):\n    return run(op, ({', '.join(names)},))\n"
+    source = "\n".join([f"def {name}({signature}):", *_numpy_lines(op), f"    return run(op, ({', '.join(names)},))\n"])
     exec(compile(source, f"<flambeau op {op.name}_>", "exec"), scope)
     function = scope[name]
     function.__doc__ = f"In-place form of `{op.name}`: writes into `{names[0]}` and returns it."

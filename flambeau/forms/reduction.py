@@ -10,7 +10,7 @@ from typing import Any
 from flambeau._tensor import Tensor
 from flambeau.base.errors import message
 from flambeau.factories import sizes_of
-from flambeau.ir.op import REGISTRY
+from flambeau.ir.op import REGISTRY, speak_as
 
 __all__ = ["cov", "max", "median", "min", "nanmedian", "nanquantile", "quantile", "std", "std_mean", "var", "var_mean"]
 
@@ -27,7 +27,11 @@ def _extreme(name: str, whole: str, pair: str, input: Tensor, dim: Any, keepdim:
         return REGISTRY[pair](input, other, **_given(out=out))
     if dim is not None:
         return REGISTRY[name](input, dim, keepdim, **_given(out=out))
-    return REGISTRY[whole](input, (), **_given(out=out))
+    try:
+        return REGISTRY[whole](input, (), **_given(out=out))
+    except RuntimeError as error:
+        speak_as(name.removesuffix("_dim"), error)
+        raise
 
 
 def max(input: Tensor, dim: Any = None, keepdim: bool = False, *, other: Any = None, out: Any = None) -> Any:

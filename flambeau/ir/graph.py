@@ -19,7 +19,7 @@ from flambeau.core.device import device
 from flambeau.core.dtype import dtype
 from flambeau.core.spec import NumberSpec, Spec
 from flambeau.core.symbolic import concrete
-from flambeau.ir.op import COMPOSITE, Op
+from flambeau.ir.op import COMPOSITE, Op, speak_as
 
 
 class Value:
@@ -36,7 +36,7 @@ class Value:
 
 
 class Node:
-    """One op applied to values and attributes, in signature order."""
+    """One op applied to values and attributes, in signature order. `source` names the composite it comes from, if any."""
 
     __slots__ = ("op", "args", "outputs", "source")
 
@@ -47,6 +47,11 @@ class Node:
     @property
     def inputs(self) -> list[Value]:
         return list(values_in(self.args))
+
+    @property
+    def called(self) -> str:
+        """The name that errors at run time begin with: that of the op a user called."""
+        return self.source or self.op.called
 
     def attributes(self) -> tuple:
         """The arguments that are not values."""
@@ -90,8 +95,13 @@ def specs_of(op: Op, args: tuple) -> tuple:
 
 
 def infer(op: Op, args: tuple) -> tuple[Spec, ...]:
-    """Specs of the outputs: the op's one shape and dtype rule."""
-    found = op.rules.meta(op, *specs_of(op, args))
+    """Specs of the outputs: the op's one shape and dtype rule. What the ops of a composite's body complain of, it says in its own name."""
+    try:
+        found = op.rules.meta(op, *specs_of(op, args))
+    except Exception as error:
+        if op.spoken is not None:
+            speak_as(op.spoken, error, op.names())
+        raise
     return found if isinstance(found, tuple) else (found,)
 
 

@@ -38,6 +38,9 @@ class Declaration:
     kind = ""
     name: str | None = None
     functions: Sequence[str] | None = None  # public function names; default: the op's own
+    spoken: str | None = (
+        None  # the name errors begin with, where an op without a public function does a public one's work
+    )
     methods: Sequence[str] | None = None  # Tensor method names; default: the op's own
     in_place = False  # whether `name_` exists
     takes_out = True  # whether the function takes out=

@@ -18,7 +18,7 @@ else is a static attribute. May not know: how an op is executed (`bind` hands it
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 TENSOR_ROLES = ("Tensor", "Operand", "OptionalTensor", "Tensors")
@@ -119,6 +119,18 @@ class Op:
         self.in_place_plans: dict = {}
         self._function: Callable | None = None
         self._in_place: Callable | None = None
+        functions = (name,) if rules.functions is None else tuple(rules.functions)
+        self.spoken: str | None = rules.spoken or (functions[0].removeprefix("nn.functional.") if functions else None)
+
+    @property
+    def called(self) -> str:
+        """The name that users know this op by, as far as it has one."""
+        return self.spoken or self.name
+
+    def names(self) -> set[str]:
+        """All its names, also without the module."""
+        functions = (self.name,) if self.rules.functions is None else self.rules.functions
+        return {self.name, self.called, *functions, *(f.rpartition(".")[2] for f in functions)}
 
     @property
     def function(self) -> Callable:
@@ -186,6 +198,23 @@ class Op:
 
     def __reduce__(self):
         return (_by_name, (self.name,))
+
+
+def speak_as(name: str, error: Exception, own: Container[str] = ()) -> None:
+    """An error that begins with the name of some op, as the op `name` reports it: users read the name they called.
+
+    `own`: names that may stay. Texts that begin otherwise are left alone.
+    """
+    if len(error.args) != 1 or not isinstance(error.args[0], str):
+        return
+    first, colon, rest = error.args[0].partition(": ")
+    if colon and first != name and first not in own and (first in REGISTRY or first in _spoken_names()):
+        error.args = (f"{name}: {rest}",)
+
+
+def _spoken_names() -> set[str]:
+    """What errors of ops begin with."""
+    return {n for f in FUNCTIONS for n in (f, f.rpartition(".")[2])} | {m for m in METHODS if not m.startswith("__")}
 
 
 def _by_name(name: str) -> Op:

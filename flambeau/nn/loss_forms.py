@@ -5,6 +5,7 @@ May not know: how losses are computed. Exported by `nn.functional`.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,79 @@ from flambeau._tensor import Tensor
 from flambeau.factories import tensor
 from flambeau.ir.op import FUNCTIONS, REGISTRY
 
-__all__ = ["ctc_loss", "linear_cross_entropy", "triplet_margin_with_distance_loss"]
+__all__ = [
+    "ctc_loss",
+    "huber_loss",
+    "l1_loss",
+    "linear_cross_entropy",
+    "mse_loss",
+    "smooth_l1_loss",
+    "triplet_margin_with_distance_loss",
+]
+
+
+# ------------------------------------------------------------------ differences
+def _warn_of_broadcast(name: str, input: Tensor, target: Tensor) -> None:
+    """Shapes that differ are most often a mistake: [N, 1] against [N] gives N * N differences."""
+    warnings.warn(
+        f"{name}: Using a target size ({target.size()}) that is different to the input size ({input.size()}). "
+        "This will likely lead to incorrect results due to broadcasting. Please ensure they have the same size.",
+        stacklevel=3,
+    )
+
+
+def mse_loss(
+    input: Tensor,
+    target: Tensor,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    weight: Tensor | None = None,
+) -> Tensor:
+    """Squared differences: their mean, sum, or all of them. Warns of shapes that differ."""
+    if input.shape != target.shape:
+        _warn_of_broadcast("mse_loss", input, target)
+    return REGISTRY["mse_loss"](input, target, size_average, reduce, reduction, weight)
+
+
+def l1_loss(
+    input: Tensor,
+    target: Tensor,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    weight: Tensor | None = None,
+) -> Tensor:
+    """Absolute differences: their mean, sum, or all of them. Warns of shapes that differ."""
+    if input.shape != target.shape:
+        _warn_of_broadcast("l1_loss", input, target)
+    return REGISTRY["l1_loss"](input, target, size_average, reduce, reduction, weight)
+
+
+def smooth_l1_loss(
+    input: Tensor,
+    target: Tensor,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    beta: float = 1.0,
+) -> Tensor:
+    """|d| - beta / 2 where |d| >= beta, d^2 / (2 beta) below. Warns of shapes that differ."""
+    if input.shape != target.shape:
+        _warn_of_broadcast("smooth_l1_loss", input, target)
+    return REGISTRY["smooth_l1_loss"](input, target, size_average, reduce, reduction, beta)
+
+
+def huber_loss(
+    input: Tensor, target: Tensor, reduction: str = "mean", delta: float = 1.0, weight: Tensor | None = None
+) -> Tensor:
+    """d^2 / 2 where |d| <= delta, delta (|d| - delta / 2) beyond. Warns of shapes that differ."""
+    if input.shape != target.shape:
+        _warn_of_broadcast("huber_loss", input, target)
+    return REGISTRY["huber_loss"](input, target, reduction, delta, weight)
+
+
+# ------------------------------------------------------------------ others
 
 
 def ctc_loss(

@@ -274,6 +274,7 @@ class embedding_lookup(Indexing):
     """Rows of `weight`, one per index. Gradients of row `padding_idx` are zero; `by_frequency` divides them by how often a row was read."""
 
     functions = ()
+    spoken = "embedding"
     methods = ()
 
     def signature(weight: Tensor, indices: Tensor, padding_idx=-1, by_frequency=False): ...

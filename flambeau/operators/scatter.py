@@ -27,6 +27,7 @@ class scatter_write(Assemble):
     """
 
     functions = ()
+    spoken = "scatter"
     methods = ()
     base = 0
 

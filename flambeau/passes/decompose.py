@@ -6,7 +6,7 @@ from typing import Any
 
 from flambeau.core.spec import NumberSpec
 from flambeau.ir.graph import Graph, Node, Value, map_values
-from flambeau.ir.op import COMPOSITE, REGISTRY
+from flambeau.ir.op import COMPOSITE, REGISTRY, speak_as
 from flambeau.ir.tracing import trace
 
 
@@ -26,18 +26,19 @@ def decompose(graph: Graph) -> Graph:
     return result.remove_dead()
 
 
-def _inline(node: Node, env: dict[Value, Any], result: Graph) -> None:
+def _inline(node: Node, env: dict[Value, Any], result: Graph, source: str = "") -> None:
     args = map_values(lambda v: env[v], node.args)
+    source = source or node.source
     if node.op.kind != COMPOSITE:
         for old, new in zip(
-            node.outputs, result.add(node.op, args, node.source, tuple(v.spec.plain() for v in node.outputs))
+            node.outputs, result.add(node.op, args, source, tuple(v.spec.plain() for v in node.outputs))
         ):
             env[old] = new
         return
     body, outs = body_graph(node.op, args)
     inner: dict[Value, Value] = dict(zip(body.inputs, _values(args)))
     for n in body.nodes:
-        _inline(n, inner, result)
+        _inline(n, inner, result, source or node.op.spoken or "")
     flat = outs if isinstance(outs, tuple) else (outs,)
     for old, new in zip(node.outputs, flat):
         env[old] = _in_declared_layout(inner[new], old, result)
@@ -66,4 +67,9 @@ def body_graph(op, args: tuple) -> tuple[Graph, Any]:
         it = iter(stand_ins)
         return op.rules.body(*map_values(lambda v: next(it), args))
 
-    return trace(run, specs)
+    try:
+        return trace(run, specs)
+    except Exception as error:
+        if op.spoken is not None:
+            speak_as(op.spoken, error, op.names())
+        raise

@@ -769,7 +769,7 @@ class _GroupEmitter:
             key = (index, spec.shape[moved.dim], moved.dim, moved.wrap)
             if key not in self.memo:
                 self.memo[key] = self.b.check(
-                    index, spec.shape[moved.dim], moved.dim, node.op.name, ERROR, moved.wrap, moved.error
+                    index, spec.shape[moved.dim], moved.dim, node.called, ERROR, moved.wrap, moved.error
                 )
             found.append((self.memo[key], spec.strides[moved.dim]))
         return found

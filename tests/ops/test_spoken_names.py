@@ -1,0 +1,70 @@
+"""Errors name the op that was called, also where another does its work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+import flambeau as torch
+from flambeau.capture.step import capture
+from flambeau.ir.op import speak_as
+
+F = torch.nn.functional
+
+
+def ones(*shape: int) -> torch.Tensor:
+    return torch.ones(shape)
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("softmax", lambda: torch.softmax(ones(2, 3), 5)),
+        ("cross_entropy", lambda: F.cross_entropy(ones(2, 3), torch.tensor([0, 5]))),
+        ("nll_loss", lambda: F.nll_loss(ones(2, 3), torch.tensor([0, 5]))),
+        ("embedding", lambda: torch.nn.Embedding(3, 4)(torch.tensor([5]))),
+        ("scatter", lambda: ones(2, 3).scatter(0, torch.tensor([[4]]), 1.0)),
+        ("mse_loss", lambda: F.mse_loss(ones(2), ones(3))),
+        ("cosine_similarity", lambda: F.cosine_similarity(ones(2, 3), ones(4, 3))),
+        ("gather", lambda: torch.gather(ones(2, 3), 1, torch.tensor([[5]]))),
+        ("max", lambda: ones(0).max()),
+        ("setitem", lambda: ones(2, 3).__setitem__(0, ones(5))),
+        ("zeros", lambda: torch.zeros(-1)),
+        ("linalg.norm", lambda: torch.linalg.norm(ones(2, 3), dim=4)),
+    ],
+)
+def test_the_op_that_was_called_is_named(name: str, call: Callable) -> None:
+    with pytest.raises((RuntimeError, IndexError), match=rf"^{name}: "):
+        call()
+
+
+def test_in_a_captured_step_too() -> None:
+    step = capture(lambda x, y: F.cross_entropy(x, y))
+    step(ones(2, 3), torch.tensor([0, 1]))
+    with pytest.raises(IndexError, match="^cross_entropy: "):
+        step(ones(2, 3), torch.tensor([0, 7]))
+
+
+def test_only_names_of_ops_are_replaced() -> None:
+    for text, wanted in (
+        ("amax: too much", "softmax: too much"),
+        ("softmax: too much", "softmax: too much"),
+        ("note: too much", "note: too much"),
+        ("nothing", "nothing"),
+    ):
+        error = RuntimeError(text)
+        speak_as("softmax", error)
+        assert str(error) == wanted
+
+
+@pytest.mark.parametrize("name", ["mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"])
+def test_losses_warn_of_shapes_that_differ(name: str) -> None:
+    with pytest.warns(UserWarning, match=f"{name}: Using a target size .* different to the input size"):
+        getattr(F, name)(ones(3, 1), ones(3))
+
+
+def test_losses_of_equal_shapes_do_not_warn(recwarn: pytest.WarningsRecorder) -> None:
+    F.mse_loss(ones(3), ones(3))
+    torch.nn.MSELoss()(ones(3), ones(3))
+    assert not recwarn.list
