@@ -13,7 +13,7 @@ from typing import Any
 from flambeau.base.settings import settings
 from flambeau.core.dtype import can_cast
 from flambeau.core.layout import has_internal_overlap
-from flambeau.engine import eager, recording, validate
+from flambeau.engine import eager, recording, validate, watching
 from flambeau.engine.plan import Plan, make_plan
 from flambeau.ir import bind, tracing
 from flambeau.ir.op import POINTWISE, REGISTRY, Op
@@ -36,6 +36,15 @@ hooks = InPlaceHooks()
 
 def run(op: Op, args: tuple) -> Any:
     """`args[0]` becomes op(*args). Returns args[0]."""
+    if bind.MODES:
+        watcher = watching.current()
+        if watcher is not None and not recording.is_below():
+            return watching.tell(watcher, watching.Event("write", op.name + "_", op, args), lambda: write(op, args))
+    return write(op, args)
+
+
+def write(op: Op, args: tuple) -> Any:
+    """As `run`, after watchers have been told."""
     from_number = REGISTRY["to_dtype"]
     target = args[0]
     if (

@@ -128,11 +128,19 @@ def current() -> Recording | None:
     return _current.recording
 
 
+def is_below() -> bool:
+    """Whether a trace or an interpreter of this thread stands between its ops and what runs."""
+    return tracing.current() is not None or bool(bind.stack.items)
+
+
 def active() -> Recording | None:
     """The recording that takes plans run now: none while a trace or an interpreter stands above it."""
-    if _current.recording is None or tracing.current() is not None or bind.stack.items:
-        return None
-    return _current.recording
+    return None if _current.recording is None or is_below() else _current.recording
+
+
+def is_symbolic() -> bool:
+    """Whether what this thread's ops compute is not known as they are called: numbers that change must stay tensors."""
+    return _current.recording is not None or is_below()
 
 
 def begin(recording: Recording) -> None:
@@ -211,6 +219,8 @@ __all__ = [
     "check_computed",
     "current",
     "end",
+    "is_below",
+    "is_symbolic",
     "refuse_host_work",
     "refuse_values",
 ]

@@ -16,10 +16,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from flambeau.core.device import CPU
-from flambeau.engine import eager, recording
+from flambeau.engine import eager, recording, watching
 from flambeau.engine.plan import Launch, Plan, make_plan
 from flambeau.ir import bind, tracing
-from flambeau.ir.graph import number_spec
+from flambeau.ir.graph import Graph, number_spec
 from flambeau.ir.op import IN_PLACE, REGISTRY
 
 MOST_PLANS = 4096
@@ -36,8 +36,7 @@ def run(
 ) -> None:
     """tensors[i] for i in `written` become function(*tensors, *numbers, *flags). No autograd."""
     values = (*tensors, *numbers)
-    recorder = recording.active() if bind.MODES else None
-    if (bind.MODES and recorder is None) or any(hasattr(x, "spec") and x.spec.is_slow for x in values):
+    if (bind.MODES and recording.is_below()) or any(hasattr(x, "spec") and x.spec.is_slow for x in values):
         run_slowly(function, written, values, flags)
         return
     key = (function, flags, *[x.spec if hasattr(x, "spec") else type(x) for x in values])
@@ -48,14 +47,33 @@ def run(
         found = _plans[key] = _shortened(plan_for(function, written, values, flags))
     entry, positions, block, plan = found
     memory = [x.ptr if hasattr(x, "spec") else x for x in values]
-    if recorder is not None:
-        recorder.run(plan, memory, values)
+    if bind.MODES:
+        _run_told(function, written, memory, values, flags, plan)
     elif entry is not None:
         entry(*[memory[i] for i in positions], block)
     else:
         plan.run(memory, values)
     for i in written:
         tensors[i].storage.version += 1
+
+
+def _run_told(
+    function: Callable, written: tuple[int, ...], memory: list, values: tuple, flags: tuple, plan: Plan
+) -> None:
+    """Run or record the plan, through the watcher if there is one."""
+    recorder, watcher = recording.current(), watching.current()
+
+    def go() -> None:
+        if recorder is None:
+            plan.run(memory, values)
+        else:
+            recorder.run(plan, memory, values)
+
+    if watcher is None:
+        go()
+        return
+    event = watching.Event("update", function.__name__, None, values, graph_of(function, written, values, flags))
+    watching.tell(watcher, event, go)
 
 
 def _shortened(plan: Plan) -> tuple:
@@ -69,6 +87,12 @@ def _shortened(plan: Plan) -> tuple:
 
 def plan_for(function: Callable, written: tuple[int, ...], values: Sequence[Any], flags: tuple) -> Plan:
     """The plan whose graph writes the function's results into its inputs."""
+    graph = graph_of(function, written, values, flags)
+    return make_plan(graph, graph.inputs[0].spec.device)
+
+
+def graph_of(function: Callable[..., tuple], written: tuple[int, ...], values: Sequence[Any], flags: tuple) -> Graph:
+    """The function's graph, its results written into its inputs."""
     specs = [x.spec.plain() if hasattr(x, "spec") else number_spec(type(x)) for x in values]
     graph, _ = tracing.trace(lambda *stand_ins: function(*stand_ins, *flags), specs)
     results = []
@@ -77,7 +101,7 @@ def plan_for(function: Callable, written: tuple[int, ...], values: Sequence[Any]
             (v,) = graph.add(REGISTRY["to_dtype"], (v, specs[i].dtype))
         results.append((graph.inputs[i], v))
     graph.outputs, graph.writes = [], results
-    return make_plan(graph, specs[0].device)
+    return graph
 
 
 def compute(
@@ -85,7 +109,7 @@ def compute(
 ) -> tuple:
     """function(*tensors, *numbers, *flags), planned as one graph: a tuple of new tensors. No autograd."""
     values = (*tensors, *numbers)
-    if (bind.MODES and recording.active() is None) or any(hasattr(x, "spec") and x.spec.is_slow for x in values):
+    if (bind.MODES and recording.is_below()) or any(hasattr(x, "spec") and x.spec.is_slow for x in values):
         return function(*values, *flags)
     key = (function, flags, "compute", *[x.spec if hasattr(x, "spec") else type(x) for x in values])
     found = _plans.get(key)

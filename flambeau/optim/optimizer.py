@@ -411,8 +411,8 @@ def _options(groups: list[dict]) -> tuple:
 
 # ------------------------------------------------------------------ numbers
 def in_trace() -> bool:
-    """Whether numbers must stay tensors: a trace or an interpreter is on."""
-    return bool(bind.MODES)
+    """Whether numbers must stay tensors: a trace, an interpreter or a graph capture is on."""
+    return bool(bind.MODES) and recording.is_symbolic()
 
 
 def number(value: Any) -> Any:

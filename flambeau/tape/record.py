@@ -16,7 +16,7 @@ from typing import Any
 from flambeau.base.settings import settings
 from flambeau.core.dtype import float64
 from flambeau.core.spec import NumberSpec, Spec
-from flambeau.engine import eager
+from flambeau.engine import eager, watching
 from flambeau.engine.plan import Plan, make_plan
 from flambeau.ir import tracing
 from flambeau.ir.bind import MODES, stack
@@ -302,8 +302,13 @@ class Node:
         plan = analysis.plan
         if plan is None:
             plan = analysis.make_plan()
-        sources = [*saved, *(g for g, used in zip(grads, analysis.grads_used) if used)]
-        outs = eager.run_plan(plan, [_as_tensor(v) for v in sources])
+        sources = [_as_tensor(v) for v in (*saved, *(g for g, used in zip(grads, analysis.grads_used) if used))]
+        watcher = watching.current() if MODES else None
+        if watcher is None:
+            outs = eager.run_plan(plan, sources)
+        else:
+            event = watching.Event("backward", self.name(), None, tuple(sources), analysis.graph, self.where)
+            outs = watching.tell(watcher, event, lambda: eager.run_plan(plan, sources))
         return [None if r < 0 else outs[r] for r in analysis.results]
 
     def _is_slow(self) -> bool:
