@@ -13,8 +13,8 @@ from typing import Any
 
 from flambeau.base.settings import settings
 from flambeau.core.spec import NumberSpec, Spec
-from flambeau.engine import dense, instruments, recording, validate
-from flambeau.engine.plan import Plan, make_plan
+from flambeau.engine import dense, instruments, recording, validate, watching
+from flambeau.engine.plan import Launch, Plan, make_plan
 from flambeau.ir import tracing
 from flambeau.ir.bind import MODES
 from flambeau.ir.graph import Graph, infer, number_spec
@@ -159,6 +159,15 @@ settings.watch(forget_plans, *instruments.SHAPING)
 
 def process(op: Op, args: tuple) -> Any:
     """The bottom of the stack."""
+    watcher = watching.current() if MODES else None
+    if watcher is not None:
+        event = watching.Event("op" if tracing.current() is None else "traced", op.name, op, args)
+        return watching.tell(watcher, event, lambda: run_op(op, args))
+    return run_op(op, args)
+
+
+def run_op(op: Op, args: tuple) -> Any:
+    """Record into the innermost trace, or execute."""
     recorder = tracing.current()
     if recorder is not None:
         return trace_op(recorder, op, args)
@@ -203,8 +212,14 @@ def execute(info: Info, args: tuple) -> Any:
 
 def run_plan(plan: Plan, inputs: list) -> tuple:
     """Tensors that a plan gives for tensors and numbers."""
-    if MODES and recording.current() is not None:
-        return run_recorded(plan, inputs)
+    if MODES:
+        watcher = watching.current()
+        if watcher is not None and not watching.is_inside():
+            kernels = tuple(step.name for step in plan.steps if type(step) is Launch)
+            event = watching.Event("graph", "graph", None, tuple(inputs), kernels=kernels)
+            return watching.tell(watcher, event, lambda: run_plan(plan, inputs))
+        if recording.current() is not None:
+            return run_recorded(plan, inputs)
     outs = (plan.make or maker_of(plan))(*inputs)
     return outs if type(outs) is tuple else (outs,)
 
