@@ -200,11 +200,16 @@ class CompiledFunction:
     def _trace(self, args: tuple, kwargs: dict, inputs: list[Tensor], varying: frozenset) -> Entry:
         flat, structure = tree_flatten((args, kwargs))
         function = self.function
-        observer = Observer(function)
+        observer = Observer(function, [x for x in flat if not isinstance(x, Tensor)])
 
         def call(*packed: Any) -> Any:
             given, named = packed
-            return function(*given, **named)
+            before = tree_flatten(packed)
+            result = function(*given, **named)
+            after = tree_flatten(packed)
+            if before[1] != after[1] or any(a is not b for a, b in zip(before[0], after[0])):
+                observer.problems.append("it changes a container that it is given as an argument")
+            return result
 
         saved = mode.enabled, mode.inference
         try:
@@ -263,7 +268,7 @@ def _pinned(recording: Any, varying: frozenset) -> list[str]:
 def _place_of(error: BaseException) -> str:
     """The line of the user's that an error comes from."""
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
-        if kind_of(frame.f_code) == USER:
+        if kind_of(frame) == USER:
             return f"{frame.f_code.co_filename}:{line}: in {frame.f_code.co_name}: "
     return ""
 

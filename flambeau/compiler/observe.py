@@ -22,7 +22,7 @@ import sysconfig
 import threading
 import types
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import flambeau.base
@@ -58,13 +58,17 @@ _print_lock = threading.Lock()
 _print = builtins.print
 
 
-def kind_of(code: types.CodeType) -> int:
-    """Whether code is the user's, a module's `forward` of ours, or library code that is not followed."""
+def kind_of(frame: types.FrameType) -> int:
+    """Whether running code is the user's, a module's `forward` of ours, or library code that is not followed."""
+    code = frame.f_code
     found = _kinds.get(code)
     if found is None:
         name = code.co_filename
+        root = str(frame.f_globals.get("__name__", "")).partition(".")[0]
         if name.startswith(_OURS):
             found = FORWARD if code.co_name == "forward" else OTHER
+        elif root == "flambeau" or (name == "<string>" and root in sys.stdlib_module_names and root != "__main__"):
+            found = OTHER  # made from text, as the methods of dataclasses are
         elif name.startswith(("<frozen", "<flambeau")):
             found = OTHER
         elif name.startswith(_STANDARD) and "-packages" not in name:
@@ -85,7 +89,7 @@ class Effect:
 class Observer:
     """See the module. `covered` are objects whose state is part of the inputs' key (modules that are arguments)."""
 
-    def __init__(self, function: Callable, covered: frozenset[int] = frozenset()):
+    def __init__(self, function: Callable, arguments: Iterable[Any] = (), covered: frozenset[int] = frozenset()):
         self.covered = covered
         self.problems: list[str] = []
         self.effects: list[Effect] = []
@@ -95,9 +99,12 @@ class Observer:
         self._written: dict[tuple, tuple] = {}  # (kind, id of holder, name): (old value, text)
         self._changed: dict[int, tuple] = {}  # id of container: (content before, text)
         self._printed: list[tuple[tuple, dict]] = []
+        self._outside: dict[int, Any] = {}  # objects that were there before the trace
+        self._made: dict[int, Any] = {}  # objects that the function makes
         self._closures: dict[types.CodeType, dict[str, Any]] = {}
-        self._meet(function)
-        self._meet(getattr(function, "__self__", None))
+        for x in (function, getattr(function, "__self__", None), *arguments):
+            self._meet(x)
+            self._outside[id(x)] = x
 
     # ------------------------------------------------------------------ around the call
     def __enter__(self) -> Observer:
@@ -126,13 +133,16 @@ class Observer:
         code = frame.f_code
         kind = _kinds.get(code)
         if kind is None:
-            kind = kind_of(code)
+            kind = kind_of(frame)
         if kind == OTHER:
             return None
         if kind == FORWARD:
             self._meet(frame.f_locals.get("self"))
             return None
         bytecode.facts_of(code)
+        if code.co_name == "__init__" and code.co_argcount:
+            made = frame.f_locals.get(code.co_varnames[0])
+            self._made[id(made)] = made
         return self._line
 
     def _line(self, frame: types.FrameType, event: str, arg: Any) -> Any:
@@ -202,9 +212,11 @@ class Observer:
                 if value.ptr is not None and access.name in ("data", "requires_grad"):
                     self._problem(frame, f"it sets {text}.{access.name} of a tensor from outside")
                 return
+            if not self._is_outside(value):
+                return
             old = values.attribute(value, access.name)
             self._write(ATTRIBUTE, value, access.name, old, self._text(frame, f"sets {text}.{access.name}"))
-        elif access.kind == bytecode.CHANGE and isinstance(value, _CHANGEABLE):
+        elif access.kind == bytecode.CHANGE and isinstance(value, _CHANGEABLE) and self._is_outside(value):
             if id(value) not in self._changed:
                 self._objects[id(value)] = value
                 self._changed[id(value)] = (values.snapshot(value), self._text(frame, f"changes {text}"))
@@ -242,7 +254,17 @@ class Observer:
                         break
         return known[name] if known is not None else None
 
+    def _is_outside(self, x: Any) -> bool:
+        return id(x) not in self._made and (id(x) in self._outside or values.is_module_like(x))
+
     def _guard(self, kind: str, holder: Any, name: Any, value: Any, text: str) -> None:
+        """Note a read: what is found in something from outside, and was not put there by the function, is from outside too."""
+        if kind in (GLOBAL, CELL) or self._is_outside(holder):
+            if kind is CONTENT:
+                for x in value.values() if isinstance(value, dict) else value:
+                    self._outside.setdefault(id(x), x)
+            elif (kind, id(holder), name) not in self._written and id(value) not in self._made:
+                self._outside.setdefault(id(value), value)
         if id(holder) in self.covered or value is values.ABSENT:
             return
         if isinstance(value, Tensor) and value.ptr is None or isinstance(value, types.ModuleType):
@@ -264,6 +286,8 @@ class Observer:
     def payload(self) -> list:
         """Values that effects need, in order; puts back what the trace changed."""
         self._closures.clear()
+        self._outside.clear()
+        self._made.clear()
         self._forget_temporary()
         for (kind, at, name), (old, text) in list(self._written.items()):
             self._follow_write(kind, self._objects[at], name, old, text)

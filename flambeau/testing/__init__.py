@@ -1,0 +1,1 @@
+"""Layer 9: what tests of programs use."""
