@@ -428,13 +428,26 @@ class Tensor(TensorBase):
         return bool(self.item())
 
     def __int__(self) -> int:
-        return int(self.item())
+        return int(self._only("int"))
 
     def __float__(self) -> float:
-        return float(self.item())
+        return float(self._only("float"))
 
     def __complex__(self) -> complex:
-        return complex(self.item())
+        return complex(self._only("complex"))
+
+    def _only(self, kind: str) -> Any:
+        """The one element. Raises: ValueError for any other number of them, as Python's conversions do."""
+        if self.spec.numel != 1:
+            raise ValueError(
+                message(
+                    kind,
+                    "only one element tensors can be converted to Python scalars",
+                    f"{self.spec.numel} elements",
+                    "Use .tolist(), or index one.",
+                )
+            )
+        return self.item()
 
     def __index__(self) -> int:
         if self.spec.dtype.kind not in "biu":

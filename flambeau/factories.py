@@ -719,10 +719,11 @@ def _flatten(data: Any, depth: int, shape: list[int], flat: list[Any]) -> None:
         elif hasattr(data, "__float__"):
             data = float(data)
         else:
-            raise ValueError(
+            kind = RuntimeError if data is None else ValueError
+            raise kind(
                 message(
                     "tensor",
-                    f"elements must be numbers (too many dimensions '{type(data).__name__}')",
+                    f"elements must be numbers (Could not infer dtype of {type(data).__name__}; too many dimensions)",
                     type(data).__name__,
                 )
             )

@@ -106,7 +106,8 @@ def _row(x: Tensor, i: int) -> Tensor:
     n = spec.shape[0]
     if not -n <= i < n:
         raise IndexError(
-            f"index: index must be in [{-n}, {n - 1}], got {i} (index {i} is out of bounds for dimension 0 with size {n})."
+            f"index: index must be in [{-n}, {n - 1}], got {i} (index {i} is out of bounds for dimension 0 with size {n}). "
+            "Take a slice where it may be too short."
         )
     return wrap_view(x, found[0], (i + n if i < 0 else i) * found[1], REGISTRY["select"], (x, 0, i))
 
@@ -126,7 +127,10 @@ def parse(x: Tensor, key: Any) -> tuple[tuple, list, tuple[int, ...]]:
     parts = [_as_index(p) for p in parts]
     consumed = sum(_consumes(p) for p in parts)
     if consumed > x.spec.ndim:
-        raise IndexError(f"index: too many indices for tensor of dimension {x.spec.ndim}, got {consumed}.")
+        raise IndexError(
+            f"index: too many indices for tensor of dimension {x.spec.ndim}, got {consumed} for shape {list(x.spec.shape)}. "
+            f"Leave some out, or add dims with None."
+        )
     ellipses = [i for i, p in enumerate(parts) if p is Ellipsis]
     if len(ellipses) > 1:
         raise IndexError(f"index: an index may hold one ellipsis ('...'), got {len(ellipses)}.")
@@ -235,7 +239,8 @@ def _check_mask(mask: Tensor, x: Tensor, d: int) -> None:
         if n != x.spec.shape[d + i]:
             raise IndexError(
                 f"index: a mask must have the sizes of the dims it indexes: the shape of the mask {list(mask.spec.shape)} at "
-                f"index {i} does not match the shape of the indexed tensor {list(x.spec.shape)} at index {d + i}."
+                f"index {i} does not match the shape of the indexed tensor {list(x.spec.shape)} at index {d + i}. "
+                f"Compare the tensor itself, or index with mask.nonzero()."
             )
 
 

@@ -20,7 +20,8 @@ def canonical_dim(op: str, dim: int, ndim: int) -> int:
             raise TypeError(f"{op}: dim must be an int, got {type(dim).__name__}.")
     if not -limit <= dim < limit:
         raise IndexError(
-            f"{op}: dim must be in [{-limit}, {limit - 1}] for a {ndim}-d input, got {dim} (Dimension out of range)."
+            f"{op}: dim must be in [{-limit}, {limit - 1}] for a {ndim}-d input, got {dim} (Dimension out of range). "
+            f"Count dims from 0, or from the end with -1."
         )
     return dim % limit
 
@@ -106,7 +107,9 @@ def infer_shape(op: str, target: Sequence[int], numel: int) -> tuple[int, ...]:
     for i, size in enumerate(shape):
         if size == -1:
             if unknown is not None:
-                raise RuntimeError(f"{op}: only one size may be -1, got {shape} (only one dimension can be inferred).")
+                raise RuntimeError(
+                    f"{op}: only one size may be -1, got {shape} (only one dimension can be inferred). Give the others."
+                )
             unknown = i
         elif size < 0:
             raise RuntimeError(f"{op}: sizes must be -1 or more, got {shape} (invalid shape dimension {size}).")
@@ -116,10 +119,16 @@ def infer_shape(op: str, target: Sequence[int], numel: int) -> tuple[int, ...]:
         if product == 0:
             raise RuntimeError(f"{op}: -1 cannot be inferred beside a size 0, got {shape}. Give the size.")
         if numel % product:
-            raise RuntimeError(f"{op}: shape {shape} is invalid for input of size {numel}: not divisible by {product}.")
+            raise RuntimeError(
+                f"{op}: shape '{shape}' is invalid for input of size {numel}: it must be divisible by {product} for -1 to be inferred. "
+                f"Give sizes whose product divides {numel}."
+            )
         shape[unknown] = numel // product
     elif product != numel:
-        raise RuntimeError(f"{op}: shape {shape} holds {product} elements and is invalid for input of size {numel}.")
+        raise RuntimeError(
+            f"{op}: shape '{shape}' is invalid for input of size {numel}: it holds {product} elements. "
+            f"Give sizes whose product is {numel}, or -1 for the one to infer."
+        )
     return tuple(shape)
 
 

@@ -12,6 +12,7 @@ from flambeau._tensor import Tensor
 from flambeau.base.errors import message
 from flambeau.core.dtype import int64
 from flambeau.factories import tensor
+from flambeau.forms.numpy_names import with_numpy_names
 from flambeau.forms.shape import atleast_1d, atleast_2d, atleast_3d, flatten, meshgrid, plain_sizes, strided_place
 from flambeau.indexing import coordinates, nonzero, trimmed
 from flambeau.ir.op import REGISTRY
@@ -128,6 +129,7 @@ def tile(input: Tensor, *dims: Any) -> Tensor:
     return REGISTRY["repeat"](input, (1,) * (input.spec.ndim - len(dims)) + dims)
 
 
+@with_numpy_names
 def repeat_interleave(
     input: Tensor, repeats: Any = None, dim: int | None = None, *, output_size: int | None = None
 ) -> Tensor:
@@ -272,6 +274,7 @@ def as_strided_scatter(input: Tensor, src: Tensor, size: Any, stride: Any, stora
     return REGISTRY["strided_scatter"](input, src, *strided_place(input, size, stride, storage_offset))
 
 
+@with_numpy_names
 def take_along_dim(input: Tensor, indices: Tensor, dim: int | None = None, *, out: Tensor | None = None) -> Tensor:
     """`gather` with broadcasting of the dims beside `dim`; without `dim`, over the flattened input."""
     return REGISTRY["take_along_dim"](input, indices, dim, out=out)

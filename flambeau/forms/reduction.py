@@ -10,6 +10,7 @@ from typing import Any
 from flambeau._tensor import Tensor
 from flambeau.base.errors import message
 from flambeau.factories import sizes_of
+from flambeau.forms.numpy_names import with_numpy_names
 from flambeau.ir.op import REGISTRY, speak_as
 
 __all__ = ["cov", "max", "median", "min", "nanmedian", "nanquantile", "quantile", "std", "std_mean", "var", "var_mean"]
@@ -34,16 +35,19 @@ def _extreme(name: str, whole: str, pair: str, input: Tensor, dim: Any, keepdim:
         raise
 
 
+@with_numpy_names
 def max(input: Tensor, dim: Any = None, keepdim: bool = False, *, other: Any = None, out: Any = None) -> Any:
     """Largest element; (values, indices) along `dim`; or elementwise maximum with another tensor."""
     return _extreme("max_dim", "amax", "maximum", input, dim, keepdim, other, out)
 
 
+@with_numpy_names
 def min(input: Tensor, dim: Any = None, keepdim: bool = False, *, other: Any = None, out: Any = None) -> Any:
     """Smallest element; (values, indices) along `dim`; or elementwise minimum with another tensor."""
     return _extreme("min_dim", "amin", "minimum", input, dim, keepdim, other, out)
 
 
+@with_numpy_names
 def median(input: Tensor, dim: int | None = None, keepdim: bool = False, *, out: Any = None) -> Any:
     """Lower of the middle elements; (values, indices) along `dim`."""
     return (
@@ -51,6 +55,7 @@ def median(input: Tensor, dim: int | None = None, keepdim: bool = False, *, out:
     )
 
 
+@with_numpy_names
 def nanmedian(input: Tensor, dim: int | None = None, keepdim: bool = False, *, out: Any = None) -> Any:
     """Lower of the middle elements that are not NaN; (values, indices) along `dim`."""
     return (
@@ -68,6 +73,7 @@ def _moment(name: str, input: Tensor, dim: Any, unbiased: Any, keepdim: bool, co
     return REGISTRY[name](input, dim, 1 if correction is None else correction, keepdim, **_given(out=out))
 
 
+@with_numpy_names
 def var(
     input: Tensor,
     dim: Any = None,
@@ -81,6 +87,7 @@ def var(
     return _moment("variance", input, dim, unbiased, keepdim, correction, out)
 
 
+@with_numpy_names
 def std(
     input: Tensor,
     dim: Any = None,
@@ -94,6 +101,7 @@ def std(
     return _moment("standard_deviation", input, dim, unbiased, keepdim, correction, out)
 
 
+@with_numpy_names
 def var_mean(
     input: Tensor,
     dim: Any = None,
@@ -106,6 +114,7 @@ def var_mean(
     return _moment("variance_mean", input, dim, unbiased, keepdim, correction, None)
 
 
+@with_numpy_names
 def std_mean(
     input: Tensor,
     dim: Any = None,
@@ -126,6 +135,7 @@ def _quantile(name: str, input: Tensor, q: Any, dim: int | None, keepdim: bool, 
     return REGISTRY[f"{name}_at"](input, q, dim, keepdim, interpolation, **_given(out=out))
 
 
+@with_numpy_names
 def quantile(
     input: Tensor,
     q: Any,
@@ -139,6 +149,7 @@ def quantile(
     return _quantile("quantile", input, q, dim, keepdim, interpolation, out)
 
 
+@with_numpy_names
 def nanquantile(
     input: Tensor,
     q: Any,

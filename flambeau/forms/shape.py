@@ -20,6 +20,7 @@ from flambeau.core.spec import Size, Spec
 from flambeau.core.symbolic import as_size
 from flambeau.engine import recording
 from flambeau.factories import sizes_of
+from flambeau.forms.numpy_names import with_numpy_names
 from flambeau.ir.bind import MODES
 from flambeau.ir.op import REGISTRY
 from flambeau.tape import views as view_history
@@ -364,6 +365,7 @@ def _hermitian(self: Tensor) -> Tensor:
     return adjoint(self) if self.spec.ndim else REGISTRY["conj"](self)
 
 
+@with_numpy_names
 def squeeze(input: Tensor, dim: Any = None) -> Tensor:
     """Dims of size 1 dropped: all, or those of `dim`."""
     if isinstance(dim, list):
@@ -472,6 +474,7 @@ def split_with_sizes(input: Tensor, split_sizes: Any, dim: int = 0) -> tuple[Ten
     return _parts(input, sizes, d)
 
 
+@with_numpy_names
 def chunk(input: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
     """Views of at most `chunks` parts of a dim, all of one size but the last."""
     d, n = _split_dim("chunk", input, dim)
@@ -484,6 +487,7 @@ def chunk(input: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
     return split(input, -(-n // chunks), d)
 
 
+@with_numpy_names
 def tensor_split(input: Tensor, indices_or_sections: Any, dim: int = 0) -> tuple[Tensor, ...]:
     """Views of parts of a dim: as many as told and as equal as can be, or cut before the indices listed."""
     if not input.spec.ndim:
@@ -556,6 +560,7 @@ def dsplit(input: Tensor, indices_or_sections: Any) -> tuple[Tensor, ...]:
     return _divided("dsplit", input, indices_or_sections, 2, 3)
 
 
+@with_numpy_names
 def unbind(input: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
     """Views of every index of a dim."""
     if not input.spec.ndim:

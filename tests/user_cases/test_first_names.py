@@ -186,3 +186,30 @@ def test_suggestions_are_public_names() -> None:
     assert "Did you mean _" not in str(caught.value)
     with pytest.raises(AttributeError, match="Did you mean softmax"):
         _ = flambeau.sofmax
+
+
+def test_words_of_numpy() -> None:
+    x = torch.arange(6.0).reshape(2, 3)
+    for name in ("sum", "mean", "amax", "prod", "logsumexp", "var", "std", "all", "argmax"):
+        ours = getattr(x, name)(dim=1, keepdim=True)
+        for call in (getattr(x, name), lambda *a, name=name, **k: getattr(torch, name)(x, *a, **k)):
+            got = call(axis=1, keepdims=True)
+            assert got.shape == (2, 1), name
+            assert got.tolist() == ours.tolist(), name
+    assert x.max(axis=0).values.tolist() == [3, 4, 5]
+    assert x.softmax(axis=0).shape == torch.softmax(x, axis=0).shape == (2, 3)
+    assert torch.cat([x, x], axis=1).shape == (2, 6)
+    assert torch.stack([x, x], axis=-1).shape == (2, 3, 2)
+    assert [t.shape for t in x.unbind(axis=1)] == [(2,)] * 3
+    assert x.clone().cumsum_(axis=1).tolist() == x.cumsum(1).tolist()
+    with pytest.raises(TypeError, match="softmax: argument 'dim' is missing"):
+        torch.softmax(x)
+    with pytest.raises(TypeError, match="not both"):
+        x.max(dim=0, axis=0)
+
+
+def test_numbers_from_tensors() -> None:
+    assert float(torch.tensor([2.5])) == 2.5
+    for kind in (int, float, complex):
+        with pytest.raises(ValueError, match="only one element"):
+            kind(torch.ones(2))
