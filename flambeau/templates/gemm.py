@@ -30,6 +30,7 @@ ONE_TILE = 9  # one register tile holds all rows: b is read once
 FEW_COLUMNS = 16  # the same of b, whose panels would be mostly empty
 PLAIN_DEPTH, PLAIN_BYTES = 384, 3 << 19  # a panel of b that stays in L1, all of b in L2
 SMALL_BYTES = 1 << 19  # so little of b that it stays near whatever its depth
+PACKED_ROWS, CLASH_BYTES = 96, 256  # lines of b that far apart share sets of L1: so many rows repay packing it
 NARROW = 128  # each line of the long operand is used so few times that packing it does not pay
 MANY_ROWS = 1024  # each panel of b is used so many times that all of it should be packed once
 SHARED_BYTES = 1 << 28  # but not more memory than this for it
@@ -116,6 +117,8 @@ def lower_real(p: Problem, target: Target, threads: int) -> Lowered:
     if whole and 1 in p.a and p.b[1] == 1 and p.out[1] == 1 and (p.bias is None or p.bias[0] == 0):
         right = p.n * p.k * size
         near = right <= (PLAIN_BYTES if p.k <= PLAIN_DEPTH or p.m <= FEW_ROWS else SMALL_BYTES)
+        if near and p.m >= PACKED_ROWS and p.n > FEW_COLUMNS and p.b[0] * size % CLASH_BYTES == 0:
+            return lower_tiles(p, target, threads, plain_a=True)
         if near or p.m <= ONE_TILE or p.n <= FEW_COLUMNS:
             return lower_plain(p, target, threads)
     # A long operand whose rows run along depth is A, as it lies, against a narrow one packed once.

@@ -55,7 +55,7 @@ FIELDS = (
 BATCH = len(FIELDS)  # then `batch_words`
 
 
-ADD_OUT, ADD_BIAS = 1, 2  # flags of a register tile
+ADD_OUT, ADD_BIAS, FAR = 1, 2, 4  # flags of a register tile: what is added to it, and whether its place wants fetching
 
 
 class TileKernel(NamedTuple):
@@ -113,22 +113,21 @@ class Tiles:
     def _a_reader(self, k: Function, a: Value, stride: Value, step: Value, height: int):
         """(pointers, read(pointers, row, unrolled), bytes a step) over A, which keep few registers busy.
 
-        Rows of a plain A are far apart: every third row has a pointer, the two after it are one and two strides on,
-        which x86 addresses for free.
+        Rows of a plain A are far apart: one pointer moves along the first, the others are odd multiples of the stride on,
+        or 2, 4, 8 times those, which x86 addresses for free.
         """
         size = self.memory.size if not self.kind.packs_a else self.compute.size
         if self.kind.a_mode == "row":
-            apart = opaque(k, stride * size)
-            twice = opaque(k, apart * 2)
-            pointers = [k.var(ptr, opaque(k, k.offset(a, apart * r))) for r in range(0, height, 3)]
+            odd = {r: opaque(k, stride * (r * size)) for r in range(1, height, 2)}
 
             def read(now: list[Value], row: int, unrolled: int) -> Value:
-                base = now[row // 3]
-                if row % 3:
-                    base = k.offset(base, apart if row % 3 == 1 else twice)
+                base = now[0]
+                if row:
+                    twos = (row & -row).bit_length() - 1
+                    base = k.offset(base, odd[row >> twos] << twos if twos else odd[row])
                 return k.load(k.offset(base, unrolled * size), self.memory)
 
-            return pointers, read, size
+            return [k.var(ptr, a)], read, size
         element = self.compute if self.kind.packs_a else self.memory
         along: Value | int = self.height * size if self.kind.packs_a else step * size
 
@@ -161,12 +160,13 @@ class Tiles:
         b_now = k.var(ptr, b)
         large = height * vectors >= 12
         if large:
-            for i in range(height):
-                for j in range(vectors):
-                    k.prefetch(k.offset(c, c_row * i + j * lanes, stored), write=True)
+            with k.when((flags & FAR).ne(0)):
+                for i in range(height):
+                    for j in range(vectors):
+                        k.prefetch(k.offset(c, c_row * i + j * lanes, stored), write=True)
 
         def steps(count: int) -> None:
-            now, line = [p.get() for p in pointers], b_now.get()
+            now, line = [opaque(k, p.get()) for p in pointers], b_now.get()
             for u in range(count):
                 at = line if u == 0 else k.offset(line, b_along * u)
                 y = [k.load(at, b_type.vec(lanes), j * lanes, mask=masks[j]).to(self.compute) for j in range(vectors)]
@@ -210,7 +210,7 @@ class Tiles:
         if kind.staged:
             whole()  # the stage has room for whole tiles
         else:
-            k.when_else((rows < height) | (cols < vectors * lanes) | (flags >= ADD_BIAS), partly, whole)
+            k.when_else((rows < height) | (cols < vectors * lanes) | (flags & ADD_BIAS).ne(0), partly, whole)
         k.ret()
         return k
 
@@ -312,6 +312,24 @@ def unit_offsets(k: Function, words: Value, place: Value, count: int) -> list[Va
     return [offset.get() for offset in offsets]
 
 
+def even_heights(k: Function, heights: tuple[int, ...], rows: Value) -> dict[int, Value]:
+    """How many register tiles of the three greatest heights, if those are one row apart, make up `rows` exactly."""
+    most = heights[0]
+    if heights[:3] != (most, most - 1, most - 2):
+        return {}
+    tiles = (rows + (most - 1)) // most
+    missing = tiles * most - rows
+    fits = missing <= tiles * 2
+    least = k.maximum(missing - tiles, 0)
+    middle = missing - least * 2
+    zero = k.const(i64, 0)
+    return {
+        most: k.select(fits, tiles - least - middle, rows // most),
+        most - 1: k.select(fits, middle, zero),
+        most - 2: k.select(fits, least, zero),
+    }
+
+
 def build_tiles(target: Target, *parameters) -> Module:
     """Slots: a, b, bias (anything if there is none), out, scratch, block."""
     kind = TileKernel(*parameters)
@@ -335,6 +353,7 @@ def build_tiles(target: Target, *parameters) -> Module:
         a_at, b_at, c_at = unit_offsets(k, k.offset(slot["block"], 8 * BATCH), place, 3)
         row0, column0 = row_tile * p["block_m"], column_tile * p["block_n"]
         rows = k.minimum(p["m"] - row0, p["block_m"])
+        even = {} if kind.packs_a else even_heights(k, kind.heights, rows)
         columns = k.minimum(p["n"] - column0, p["block_n"])
         a_unit = k.offset(slot["a"], a_at + row0 * p["a_row"], t.memory)
         b_unit = k.offset(slot["b"], b_at if kind.b_mode == "panels" else b_at + column0 * p["b_column"], b_type)
@@ -364,7 +383,7 @@ def build_tiles(target: Target, *parameters) -> Module:
             if kind.staged:
                 flags = k.select(first, k.const(i64, 0), k.const(i64, ADD_OUT))
             else:
-                flags = k.select(first, p["flags"], k.const(i64, ADD_OUT))
+                flags = k.select(first, p["flags"], p["flags"] & FAR | ADD_OUT)
 
             def column_of_tiles(j: Value, tail: bool) -> None:
                 if kind.packs_b:
@@ -399,7 +418,8 @@ def build_tiles(target: Target, *parameters) -> Module:
                 done = k.const(i64, 0)
                 heights = t.heights[tail]
                 for h in heights[:1] if kind.packs_a else heights:
-                    end_of_tiles = done + (rows - done) // h * h
+                    many = even[h] if h in even and not tail else (rows - done) // h
+                    end_of_tiles = done + many * h
                     with k.range(done, end_of_tiles, h) as i:
                         tiles(i, h, h)
                     done = end_of_tiles
@@ -498,11 +518,19 @@ MOST_PANELS = 20  # of A in a unit: 430 KiB of L2
 L2_BYTES = 2 << 20
 
 
-def register_tile(target: Target) -> tuple[tuple[int, ...], int]:
-    """Heights of the register tiles and their width in vectors, by the number of vector registers."""
+def register_tile(target: Target, plain_a: bool) -> tuple[tuple[int, ...], int]:
+    """Heights of the register tiles and their width in vectors, by the number of vector registers.
+
+    Rows as they lie are cut into tiles of nearly the same height, see `even_heights`.
+    """
     if target.vector_bytes == 64 or target.arch == "aarch64":  # 32 registers: 28 sums, 2 of b, 1 of a
-        return (14, 8, 4, 2, 1), 2
+        return (14, 13, 12, 8, 4, 2, 1) if plain_a else (14, 8, 4, 2, 1), 2
     return (6, 4, 2, 1), 2  # 16 registers: 12 sums
+
+
+def far(p: Problem) -> int:
+    """FAR for results that do not stay near: register tiles then ask for their lines before they compute."""
+    return FAR if p.matrices * p.m * p.n * ELEMENTS[p.out_dtype][0].size > L2_BYTES // 2 else 0
 
 
 def lower_tiles(p: Problem, target: Target, threads: int, *, plain_a: bool = False, shared_b: bool = False) -> Lowered:
@@ -512,7 +540,7 @@ def lower_tiles(p: Problem, target: Target, threads: int, *, plain_a: bool = Fal
     `shared_b`, B is packed once for all units, else by each unit again.
     """
     memory, compute = ELEMENTS[p.dtype]
-    heights, vectors = register_tile(target)
+    heights, vectors = register_tile(target, plain_a)
     height, lanes = heights[0], target.lanes(compute)
     width = vectors * lanes
     staged = ELEMENTS[p.out_dtype][0] is not compute or p.out[1] != 1 or (p.bias is not None and p.bias[0] != 0)
@@ -536,7 +564,7 @@ def lower_tiles(p: Problem, target: Target, threads: int, *, plain_a: bool = Fal
     matrices, packing, reading = packed_batch(p, matrix)
 
     fields = (p.m, p.n, p.k, *p.a, *p.b, *p.out, *(p.bias or (0, 0)), block_m, block_n, block_k, tiles_m, tiles_n, scratch_stride,
-              packed_rows, p.flags)  # fmt: skip
+              packed_rows, p.flags | far(p))  # fmt: skip
     grain = 0 if p.work < SERIAL_WORK else 1
     out, b, scratch = p.inputs, 1, p.inputs + 1
     launches, sizes = [], [scratch_stride * threads]
@@ -561,7 +589,7 @@ NARROW_TILES = {1: (6, 2), 2: (4, 1), 3: (3, 1)}
 
 def plain_kernel(p: Problem, target: Target) -> TileKernel:
     """The kernel for operands used as they lie: a with a unit stride either way, b along n."""
-    wide = register_tile(target)[0][0] == 14
+    wide = register_tile(target, True)[0][0] == 14
     lanes = target.lanes(ELEMENTS[p.dtype][1])
     few = (WIDE_TILES if wide else NARROW_TILES).get(p.m)
     if p.n <= lanes:  # a single vector: its rows are as many as give the adders enough to do
@@ -574,7 +602,7 @@ def plain_kernel(p: Problem, target: Target) -> TileKernel:
     elif p.k <= 4:  # writing is all: long pieces of lines
         heights, vectors, tail = (2, 1), 8 if wide else 4, 2
     else:
-        heights, vectors = register_tile(target)
+        heights, vectors = register_tile(target, plain_a=True)
         tail = 1
     ahead = 16 if 4 < p.m <= 28 and p.n > lanes and p.n * p.k * ELEMENTS[p.dtype][0].size >= L2_BYTES else 0
     return TileKernel(
@@ -603,7 +631,7 @@ def lower_plain(p: Problem, target: Target, threads: int) -> Lowered:
         tiles_n,
         0,
         0,
-        p.flags,
+        p.flags | far(p),
     )
     out = p.inputs
     units = p.matrices * tiles_m * tiles_n

@@ -223,8 +223,8 @@ def test_few_rows_past_a_long_matrix(dtype, target, rng):
 @pytest.mark.parametrize("dtype", ("float32", "bfloat16"))
 def test_few_rows_that_do_not_fit_a_cache(dtype, target, rng):
     with targets.override("avx512" if target is NATIVE and dtype == "bfloat16" else target):  # its tiles go another way
-        for m, n, k in ((1, 60, 13001), (3, 130, 8200), (8, 200, 2100), (21, 600, 900)):
-            for layout in ("row", "strided", "column"):
+        for m, n, k in ((1, 60, 13001), (4, 130, 4100), (10, 600, 700)):
+            for layout in ("row", "strided"):
                 a, b = operand(rng, (2, m, k), layout, dtype), operand(rng, (k, n), "column", dtype)
                 bias = operand(rng, (1, n), "row", dtype)[0]
                 old = np.ascontiguousarray(operand(rng, (2, m, n), "row", dtype))
