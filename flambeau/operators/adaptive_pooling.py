@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 
+from flambeau.base.errors import UnsupportedError
 from flambeau.base.lazy import np
 from flambeau.core.dtype import int64
 from flambeau.core.spec import Spec
 from flambeau.ir.kinds import Composite
 from flambeau.ir.op import REGISTRY, declare
 from flambeau.operators.pooling import along, per_dim, window_max
-from flambeau.operators.reduction import lowest
+from flambeau.operators.reduction import lowest, refuse_complex
 from flambeau.operators.rules import case
 
 
@@ -81,7 +82,12 @@ class adaptive_avg_pool(Composite):
     def signature(input: Tensor, sizes): ...
 
     def meta(op, s, sizes):
-        sizes = target_sizes(f"adaptive_avg_pool{len(sizes)}d", s, sizes)
+        name = f"adaptive_avg_pool{len(sizes)}d"
+        if not s.dtype.is_inexact:
+            raise UnsupportedError(
+                f"{name}: the input must be floating point or complex (not implemented for integers), got {s.dtype.name}. Convert with .float()."
+            )
+        sizes = target_sizes(name, s, sizes)
         return Spec.of((*s.shape[: s.ndim - len(sizes)], *sizes), s.dtype, s.device)
 
     def body(input, sizes):
@@ -133,6 +139,7 @@ class adaptive_max_pool(Composite):
     def signature(input: Tensor, sizes): ...
 
     def meta(op, s, sizes):
+        refuse_complex(f"adaptive_max_pool{len(sizes)}d", s.dtype)
         sizes = target_sizes(f"adaptive_max_pool{len(sizes)}d", s, sizes)
         values = Spec.of((*s.shape[: s.ndim - len(sizes)], *sizes), s.dtype, s.device)
         return values, values.with_dtype(int64)
@@ -210,6 +217,7 @@ class fractional_max_pool(Composite):
 
     def meta(op, s, samples, kernel, sizes):
         name, rank = f"fractional_max_pool{len(sizes)}d", len(sizes)
+        refuse_complex(name, s.dtype)
         kernel = per_dim(name, "kernel_size", kernel, rank)
         for d, (n, k, m) in enumerate(zip(s.shape[s.ndim - rank :], kernel, sizes)):
             if m + k - 1 > n:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from flambeau.base.errors import message
+from flambeau.base.errors import UnsupportedError, message
 from flambeau.base.lazy import np
 from flambeau.core.dtype import float32, promote_types
 from flambeau.ir.kinds import Composite
@@ -42,6 +42,24 @@ class standardize(Composite):
 
     def body(x, dims, eps):
         ops = REGISTRY
+        if x.spec.dtype.is_complex:
+            raise UnsupportedError(
+                message(
+                    "standardize",
+                    "the input must be real (not implemented for complex dtypes): the variance of complex numbers has several meanings",
+                    x.spec.dtype.name,
+                    "Normalise torch.view_as_real(x).",
+                )
+            )
+        if not x.spec.dtype.is_inexact:
+            raise UnsupportedError(
+                message(
+                    "standardize",
+                    "the input must be floating point (not implemented for integers)",
+                    x.spec.dtype.name,
+                    "Convert with .float().",
+                )
+            )
         center = ops["mean"](x, dims, True)
         distance = ops["sub"](x, center)
         variance = ops["mean"](ops["mul"](distance, distance), dims, True)
@@ -282,6 +300,7 @@ class instance_statistics_norm(Composite):
     """(normalised per instance and channel, new running mean, new running variance): instance norm by the input's own statistics."""
 
     functions = ()
+    spoken = "instance_norm"
     methods = ()
     outputs = 3
 
@@ -360,6 +379,7 @@ class batch_statistics_norm(Composite):
     """(normalised per channel, mean, 1 / standard deviation, new running mean, new running variance): batch norm while training."""
 
     functions = ()
+    spoken = "batch_norm"
     methods = ()
     outputs = 5
 
@@ -421,6 +441,7 @@ class batch_norm_inference(Composite):
     """The input normalised per channel (dim 1) by given statistics."""
 
     functions = ()
+    spoken = "batch_norm"
     methods = ()
 
     def signature(

@@ -15,7 +15,7 @@ from flambeau.core.spec import Spec
 from flambeau.ir.kinds import Composite, reduced_shape
 from flambeau.ir.op import REGISTRY, declare
 from flambeau.operators.powers import power_number
-from flambeau.operators.reduction import Selected, keep_dims, lowest, max_dim, positions
+from flambeau.operators.reduction import Selected, keep_dims, lowest, max_dim, positions, refuse_complex
 from flambeau.operators.rules import case
 from flambeau.operators.windows import framed, padded, reach_of, window_pick, windows
 
@@ -134,6 +134,7 @@ class max_pool(Composite):
     def signature(input: Tensor, rank, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False): ...
 
     def meta(op, s, rank, kernel, stride, padding, dilation, ceil_mode):
+        refuse_complex(f"max_pool{rank}d", s.dtype)
         counts, *_ = pool_geometry(f"max_pool{rank}d", s, rank, kernel, stride, padding, dilation, ceil_mode)
         values = Spec.of((*s.shape[: s.ndim - rank], *counts), s.dtype, s.device)
         return values, values.with_dtype(int64)

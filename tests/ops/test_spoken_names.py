@@ -68,3 +68,24 @@ def test_losses_of_equal_shapes_do_not_warn(recwarn: pytest.WarningsRecorder) ->
     F.mse_loss(ones(3), ones(3))
     torch.nn.MSELoss()(ones(3), ones(3))
     assert not recwarn.list
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("layer_norm", lambda x: F.layer_norm(x, (4,))),
+        ("group_norm", lambda x: F.group_norm(x, 2)),
+        ("max_pool1d", lambda x: F.max_pool1d(x, 2)),
+        ("max_pool2d", lambda x: F.max_pool2d(x, 2)),
+        ("adaptive_max_pool1d", lambda x: F.adaptive_max_pool1d(x, 2)),
+    ],
+)
+def test_complex_numbers_are_refused(name: str, call: Callable) -> None:
+    with pytest.raises(NotImplementedError, match=f"^{name}: the input must be real"):
+        call(torch.ones(1, 4, 4, dtype=torch.complex64))
+
+
+@pytest.mark.parametrize(("rank", "name"), [(1, "adaptive_avg_pool1d"), (2, "adaptive_avg_pool2d")])
+def test_integers_are_refused_where_means_are_taken(rank: int, name: str) -> None:
+    with pytest.raises(NotImplementedError, match=rf"^{name}: .*Convert with .float"):
+        getattr(F, name)(torch.ones(1, *(6,) * rank, dtype=torch.int64), 4)
