@@ -514,7 +514,7 @@ class _GroupEmitter:
         self.memo: dict[tuple[Value, IndexMap], Ref] = {}
         self.inside = set(group.roots)
         self.partial: Scratch | None = None
-        self.rows: list[tuple[Scratch, int]] = []  # (scratch of a kept row, its bytes per thread)
+        self.rows: list[tuple[Scratch, int]] = []  # (scratch of two kept rows, its bytes per thread)
 
     def emit(self) -> None:
         group, s = self.group, self.s
@@ -793,7 +793,7 @@ class _GroupEmitter:
         if len(self.group.reduced) != 1:
             return
         scratch = self.s.result.add_scratch(0)
-        self.rows.append((scratch, self.group.domain[self.group.reduced[0]] * 8))
+        self.rows.append((scratch, self.group.domain[self.group.reduced[0]] * 16))
         self.b.keep(scratch, ref)
 
 

@@ -40,7 +40,7 @@ GRAIN_ELEMENTS = 32768  # below about this much work a second thread costs more 
 GRAIN_EXPENSIVE = 8192  # the same for transcendental functions
 SPLIT_ELEMENTS = 32768  # a reduction of everything longer than this is done in pieces
 PIECE_ELEMENTS = 16384  # of this size: fixed, so that the order of summation is
-STREAMING_BYTES = 8 << 20  # outputs from here on bypass the cache
+STREAMING_BYTES = 8 << 20  # outputs from here on bypass the cache, inputs are fetched ahead
 
 
 def dense_map_params(length: int, expensive: bool) -> tuple[int, ...]:
@@ -49,6 +49,7 @@ def dense_map_params(length: int, expensive: bool) -> tuple[int, ...]:
     return -(-length // CHUNK_ELEMENTS), grain, CHUNK_ELEMENTS, length
 
 
+RUN_UNITS = 32  # rows in a run where the next one is fetched ahead: the first of a run is not
 FEW_UNITS = 16  # a reduction with fewer is divided: threads would idle
 MOST_PIECES = 256
 
@@ -272,6 +273,8 @@ class NestBuilder:
         if 0 in sizes[: len(outer)] or (is_map and 0 in sizes):
             units = 0
         grain = max(1, (GRAIN_EXPENSIVE if self.expensive else GRAIN_ELEMENTS) // max(1, work))
+        if not is_map and any(isinstance(ins, Load) and ins.ahead for ins in program):
+            grain = max(grain, min(RUN_UNITS, units // (4 * threads)))
         params[0], params[1] = units, grain
         nest = LoopNest(
             len(outer),
@@ -333,9 +336,9 @@ class NestBuilder:
     def _unroll(self, vector: str, is_map: bool, length: int, lanes: int) -> int:
         if vector == "outer":
             return 4 if length >= 4 * lanes and len(self.instructions) < 24 and not self.expensive else 1
-        if self.expensive or len(self.instructions) > 16:
-            return 1
-        return 2 if is_map else 4
+        if is_map:
+            return 1 if self.expensive or len(self.instructions) > 16 else 2
+        return 4  # stages that do much take fewer
 
     def _chunk(self, vector: str, length: int, lanes: int, inner_elements: int, threads: int, units: int) -> int:
         if vector == "outer":
@@ -370,7 +373,9 @@ class NestBuilder:
             if kind is Load:
                 slot, dtype, access, indices = fields
                 where = positions(access, True)
-                program.append(Load(slot, dtype, where, tuple((r, number(stride)) for r, stride in indices)))
+                ahead = where[vector_group] == 1 and not indices and self._bytes_of(dtype, access) >= STREAMING_BYTES
+                moves = tuple((r, number(stride)) for r, stride in indices)
+                program.append(Load(slot, dtype, where, moves, ahead))
             elif kind is Check:
                 index, size, dim, op, error_slot, wrap, failure = fields
                 program.append(Check(index, number(size), number(dim), number(op_id(op)), error_slot, wrap, failure))
@@ -393,13 +398,17 @@ class NestBuilder:
                 program.append(kind(*fields))
         return program
 
+    def _bytes_of(self, dtype: str, access: Access) -> int:
+        """Bytes of memory that an access touches."""
+        return math.prod(n for n, step in zip(self.sizes, access.strides) if step) * BY_NAME[dtype].itemsize
+
     def _streams(self, dtype: str, access: Access, where, groups, vector_group) -> bool:
         """Whether a store is large and aligned enough to go past the cache."""
         size = BY_NAME[dtype].itemsize
         if BY_NAME[dtype].kind == "c" or where[vector_group] != 1 or access.offset or size not in (4, 8):
             return False
         row = self._size(groups[vector_group])
-        total = math.prod(self.sizes[d] for d in range(len(self.sizes)) if access.strides[d]) * size
+        total = self._bytes_of(dtype, access)
         steps = [access.strides[g[-1]] for i, g in enumerate(groups) if g and i != vector_group]
         return total >= STREAMING_BYTES and (len(groups) == 1 or row % 16 == 0) and all(s % 16 == 0 for s in steps)
 

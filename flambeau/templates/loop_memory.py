@@ -18,6 +18,11 @@ from flambeau.templates.loop_program import MEMORY, REGISTER, Check, Keep, Load,
 
 STREAMING_ALIGN = 64  # bytes: stores past the cache fault elsewhere, and memory given by the caller (a view, an array) may start anywhere
 
+AHEAD_BYTES = (
+    4096  # read as far before it is wanted as memory takes to come; processors do not cross pages by themselves
+)
+COLUMN_ROWS_AHEAD = 8
+
 
 class LoopMemory:
     """What the emitter of a loop nest does to memory."""
@@ -32,6 +37,13 @@ class LoopMemory:
     sizes: list[Value]
     bases: dict[int, Any]
     level: list[str]
+    reading_stages: dict[
+        int, tuple[int, int]
+    ]  # of a load that is fetched ahead: first and last loop over the row that runs it
+    current_stage: int
+    stages: int
+    overlaps: bool  # whether the last stage of a row runs beside the one before of the next
+    kept_row: Value
 
     def _index(self, access, base, position, lanes: int) -> Value:
         """Linear index as an int64 value of `lanes` lanes."""
@@ -63,6 +75,8 @@ class LoopMemory:
             return self._splat(self._to_register(v, n.dtype), lanes)
         if gathered is None and step == 1 and lanes:
             where = position if base is None else base + position
+            if n.ahead and mask is None:
+                self._fetch_ahead(n, i, where)
             v = self._memory_vector(p, memory, where, mask, lanes, is_complex)
             return self._to_register(v, n.dtype)
         if gathered is None and step == -1 and lanes:
@@ -81,6 +95,27 @@ class LoopMemory:
         if gathered is not None:
             where = where + gathered
         return self._to_register(self._memory_gather(p, memory, where, mask, is_complex), n.dtype)
+
+    def _fetch_ahead(self, n: Load, i: int, where: Value) -> None:
+        """Fetch what is wanted soon: further along memory; the next row, in the last loop over a row that is read by several; rows
+        below, where columns are reduced."""
+        k, nest = self.k, self.nest
+        element = BY_NAME[n.dtype].itemsize
+        if nest.vector == "outer":
+            step = n.access[-2]
+            if step:
+                further = self.param(step) * COLUMN_ROWS_AHEAD if step > 1 else k.const(i64, COLUMN_ROWS_AHEAD)
+                k.prefetch(self.pointers[n.slot], (where + further) * element)
+            return
+        first, last = self.reading_stages[i]
+        if first == last:
+            k.prefetch(self.pointers[n.slot], where * element + AHEAD_BYTES)
+        elif (
+            self.current_stage == (min(last, self.stages - 1) if self.overlaps else last)
+            and nest.outer
+            and n.access[nest.outer - 1] > 1
+        ):
+            k.prefetch(self.pointers[n.slot], (where + self.param(n.access[nest.outer - 1])) * element, locality=2)
 
     def _memory_gather(self, p: Value, memory: Type, where: Value, mask, is_complex: bool) -> Any:
         k = self.k
@@ -229,8 +264,11 @@ class LoopMemory:
         return "float32" if name in ("float16", "bfloat16") else name
 
     def _kept_place(self, n: Keep, position) -> tuple[Value, Value]:
-        row = self.sizes[self.nest.vector_dim]
-        return self.pointers[n.slot], (self.tid * row + position)
+        return self.pointers[n.slot], self.kept_row + position
+
+    def kept_row_of(self, half: Value) -> Value:
+        """Where this thread keeps a row: each has room for two, of this unit and of the one before."""
+        return self.tid * (self.sizes[self.nest.vector_dim] * 2) + half
 
 
 def convert(k: Function, v: Any, source: dtype, target: dtype) -> Any:

@@ -73,6 +73,16 @@ def partial_layout(program: tuple) -> tuple[dict[int, int], int]:
     return places, size
 
 
+class _StageLoop:
+    """A stage's loop over a row: what it computes, into which accumulators, from which row values and places."""
+
+    def __init__(
+        self, stage: int, work: list[int], ways: int, state: dict, splats: dict, bases: dict, kept_row: Value | None
+    ):
+        self.stage, self.work, self.ways, self.state = stage, work, ways, state
+        self.splats, self.bases, self.kept_row = splats, bases, kept_row
+
+
 class _Emitter(LoopMemory):
     def __init__(self, nest: LoopNest, module: Module):
         self.nest, self.module = nest, module
@@ -122,6 +132,36 @@ class _Emitter(LoopMemory):
             self.uniform.append(self._is_uniform(node, refs))
         self.stages = max(self.stage, default=0)
         self.kept: dict[int, Keep] = {n.value.index: n for n in self.program if isinstance(n, Keep)}
+        self.computed = [self._computed_in(stage) for stage in range(self.stages + 1)]
+        loads = [i for i, n in enumerate(self.program) if isinstance(n, Load) and n.ahead]
+        stages = {i: [s for s, found in enumerate(self.computed) if i in found] for i in loads}
+        self.reading_stages = {i: (found[0], found[-1]) for i, found in stages.items() if found}
+        self.overlaps = self._can_overlap()
+
+    def _computed_in(self, stage: int) -> set[int]:
+        """The instructions that a stage's loop over the row runs."""
+        found: set[int] = set()
+
+        def visit(i: int) -> None:
+            if i in found or self.level[i] != "full" or (i in self.kept and self.stage[i] < stage):
+                return
+            found.add(i)
+            for r in self._refs(self.program[i]):
+                visit(r)
+
+        for i in self._work_of_stage(stage):
+            for r in self._refs(self.program[i]):
+                visit(r)
+        return found
+
+    def _ways(self, stage: int) -> int:
+        """Vectors in a turn of a stage's loop, each with accumulators of its own."""
+        together = [self.stages - 1, self.stages] if self.overlaps and stage >= self.stages - 1 else [stage]
+        found = set().union(*(self.computed[s] for s in together))
+        applied = [self.program[i] for i in found if isinstance(self.program[i], Apply)]
+        if len(applied) > 12 or any(REGISTRY[n.op].rules.expensive for n in applied):
+            return 1
+        return self.nest.unroll
 
     def _is_uniform(self, node: Any, refs: list[int]) -> bool:
         """Whether a value is the same along the vector dim."""
@@ -155,8 +195,12 @@ class _Emitter(LoopMemory):
             self.chunk = self.param(CHUNK)
             extent = self.sizes[nest.vector_dim]
             self.chunks = (extent + (self.chunk - 1)) // self.chunk
-        with k.range(self.begin, self.end) as unit:
-            self._unit(unit)
+        self.kept_row = self.kept_row_of(k.const(i64, 0)) if self.kept else None
+        if self.overlaps:
+            self._overlapped_units()
+        else:
+            with k.range(self.begin, self.end) as unit:
+                self._unit(unit)
         if any(isinstance(n, Reduce) and n.over != "inner" for n in self.program):
             self._finish_last()
         k.ret()
@@ -188,7 +232,15 @@ class _Emitter(LoopMemory):
         return self.params[position]
 
     def _unit(self, unit: Value) -> None:
-        """One unit: decode its coordinates, then run the stages."""
+        """One unit: its place, then its stages."""
+        low, high = self._place_unit(unit)
+        if self.nest.vector == "outer":
+            self._columns(low, high)
+        else:
+            self._rows(low, high)
+
+    def _place_unit(self, unit: Value) -> tuple[Value | int, Value]:
+        """Decode a unit's coordinates and bases; where it starts and ends along the vector dim."""
         k, nest = self.k, self.nest
         rest = unit
         low: Value | int = 0
@@ -207,10 +259,7 @@ class _Emitter(LoopMemory):
         self.coordinates = coordinates
         self.unit = unit
         self.bases = self._bases(coordinates, range(plain))
-        if nest.vector == "outer":
-            self._columns(low, high)
-        else:
-            self._rows(low, high)
+        return low, high
 
     def _bases(self, coordinates, dims) -> dict[int, Value | None]:
         """Where each access of the program starts in this unit."""
@@ -232,13 +281,18 @@ class _Emitter(LoopMemory):
 
     # ------------------------------------------------------------------ rows: lanes along the last inner dim
     def _rows(self, low, high) -> None:
+        self._start_row(low, high)
+        for stage in range(self.stages + 1):
+            if work := self._work_of_stage(stage):
+                self._row_stage([self._stage_loop(stage, work)])
+        self._end_row()
+
+    def _start_row(self, low, high) -> None:
         self.row_values: dict[int, Any] = {}
         self.low, self.high = low, high
-        last = self.stages
-        for stage in range(last + 1):
-            work = self._work_of_stage(stage)
-            if work:
-                self._row_stage(stage, work)
+
+    def _end_row(self) -> None:
+        """Results that are one number a row."""
         for i, n in enumerate(self.program):
             if isinstance(n, Store) and self.level[i] == "row":
                 self._store(n, i, self.row_value(n.value.index))
@@ -257,35 +311,23 @@ class _Emitter(LoopMemory):
                 found.append(i)
         return found
 
-    def _row_stage(self, stage: int, work: list[int]) -> None:
-        k, nest = self.k, self.nest
-        lanes = nest.lanes
-        reduces = [i for i in work if isinstance(self.program[i], Reduce)]
-        ways = nest.unroll
+    def _stage_loop(self, stage: int, work: list[int]) -> _StageLoop:
+        """A stage's loop over the row of the present unit; what it reads besides full values is computed here."""
         self._hoist(work)
+        ways, lanes = self._ways(stage), self.nest.lanes
+        reduces = [i for i in work if isinstance(self.program[i], Reduce)]
         state = {i: [self._state_variables(self.program[i], lanes) for _ in range(ways)] for i in reduces}
+        return _StageLoop(stage, work, ways, state, self.splats, dict(self.bases), self.kept_row)
+
+    def _row_stage(self, loops: list[_StageLoop]) -> None:
+        """Run stages in one loop over the row: more than one where the last of another unit comes along."""
+        k, nest = self.k, self.nest
+        lanes, ways = nest.lanes, loops[0].ways
 
         def body(offsets, position, mask, way):
-            values: dict[int, Any] = {}
-            for i in work:
-                n = self.program[i]
-                source = n.arg if isinstance(n, Reduce) else n.value
-                v = self._full(source.index, values, offsets, position, mask, lanes)
-                if isinstance(n, Reduce):
-                    self._accumulate(n, i, state[i][way], self._splat(v, lanes), offsets, position, mask, lanes)
-                elif isinstance(n, Keep):
-                    self._keep(n, v, position, mask, lanes)
-                else:
-                    self._store_full(
-                        n,
-                        i,
-                        v,
-                        offsets,
-                        position,
-                        mask,
-                        lanes,
-                        lambda r: self._full(r, values, offsets, position, mask, lanes),
-                    )
+            for loop in loops:
+                self.current_stage, self.splats, self.kept_row = loop.stage, loop.splats, loop.kept_row
+                self._stage_body(loop, offsets if loop is loops[0] else loop.bases, position, mask, way)
 
         def vectors(offsets):
             step = lanes * ways
@@ -298,9 +340,107 @@ class _Emitter(LoopMemory):
                 mask = k.tail_mask(self.high - x, lanes)
                 body(offsets, x, mask, 0)
 
-        self._nest_inner(nest.outer, nest.dims - 1, dict(self.bases), vectors)
-        for i in reduces:
-            self._reduced(i, state[i], lanes)
+        self._nest_inner(nest.outer, nest.dims - 1, loops[0].bases, vectors)
+        self.kept_row = loops[0].kept_row
+        for i, ways_state in loops[0].state.items():
+            self._reduced(i, ways_state, lanes)
+
+    def _stage_body(self, loop: _StageLoop, offsets, position, mask, way: int) -> None:
+        lanes = self.nest.lanes
+        values: dict[int, Any] = {}
+        for i in loop.work:
+            n = self.program[i]
+            source = n.arg if isinstance(n, Reduce) else n.value
+            v = self._full(source.index, values, offsets, position, mask, lanes)
+            if isinstance(n, Reduce):
+                self._accumulate(n, i, loop.state[i][way], self._splat(v, lanes), offsets, position, mask, lanes)
+            elif isinstance(n, Keep):
+                self._keep(n, v, position, mask, lanes)
+            else:
+                self._store_full(
+                    n,
+                    i,
+                    v,
+                    offsets,
+                    position,
+                    mask,
+                    lanes,
+                    lambda r: self._full(r, values, offsets, position, mask, lanes),
+                )
+
+    # ------------------------------------------------------------------ rows that overlap
+    def _can_overlap(self) -> bool:
+        """Whether the last stage of a row may run in one loop with the stage before of the next row.
+
+        Large rows alternate between computing from caches and storing, which waits for memory; together neither waits."""
+        nest = self.nest
+        if nest.vector != "inner" or nest.chunked or nest.dims - nest.outer != 1 or not self.stages:
+            return False
+        if not any(isinstance(n, Load) and n.ahead for n in self.program):
+            return False
+        for n in self.program:
+            if isinstance(n, Check) or (isinstance(n, Reduce) and n.over != "inner"):
+                return False
+            if isinstance(n, (Load, Store)) and (n.indices or BY_NAME[n.dtype].is_complex):
+                return False
+            if isinstance(n, Store) and n.combine:
+                return False
+        last, before = self._work_of_stage(self.stages), self._work_of_stage(self.stages - 1)
+        return bool(last and before) and all(isinstance(self.program[i], Store) for i in last)
+
+    def _overlapped_units(self) -> None:
+        k = self.k
+        row = self.sizes[self.nest.vector_dim]
+        half = k.var(i64, k.const(i64, 0))  # which of two kept rows the present unit has
+        with k.when(self.begin < self.end):
+            carried = self._overlapped_unit(self.begin, half, None)
+            with k.range(self.begin + 1, self.end) as unit:
+                half.set(row - half.get())
+                self._overlapped_unit(unit, half, carried)
+            self._row_stage([self._carried_loop(carried, self.kept_row_of(half.get()))])
+
+    def _overlapped_unit(self, unit: Value, half, carried: tuple[dict, dict] | None) -> tuple[dict, dict]:
+        """A unit up to its last stage, with the last stage of the one before; then what its own last stage needs is `carried`."""
+        last = self.stages
+        self._start_row(*self._place_unit(unit))
+        self.kept_row = self.kept_row_of(half.get())
+        for stage in range(last):
+            if work := self._work_of_stage(stage):
+                loops = [self._stage_loop(stage, work)]
+                if stage == last - 1 and carried is not None:
+                    other = self.kept_row_of(self.sizes[self.nest.vector_dim] - half.get())
+                    loops.append(self._carried_loop(carried, other))
+                self._row_stage(loops)
+        self._end_row()
+        work = self._work_of_stage(last)
+        self._hoist(work)
+        needed = sorted(self.computed[last].union(work))
+        rows = {i: self.row_value(i) for i in self.splats if not isinstance(self.program[i], (Constant, Scalar))}
+        bases = {i: self.bases[i] for i in needed if self.bases.get(i) is not None}
+        if carried is None:
+            return tuple({i: self.k.var(v.type, v) for i, v in found.items()} for found in (rows, bases))
+        for variables, found in zip(carried, (rows, bases)):
+            for i, v in found.items():
+                variables[i].set(v)
+        return carried
+
+    def _carried_loop(self, carried: tuple[dict, dict], kept_row: Value) -> _StageLoop:
+        """The last stage of the unit before."""
+        rows, bases = carried
+        work = self._work_of_stage(self.stages)
+        here = self.row_values
+        self.row_values = {i: v.get() for i, v in rows.items()}
+        self._hoist(work)
+        self.row_values = here
+        return _StageLoop(
+            self.stages,
+            work,
+            self._ways(self.stages),
+            {},
+            self.splats,
+            {i: v.get() for i, v in bases.items()},
+            kept_row,
+        )
 
     def _nest_inner(self, first: int, stop: int, offsets: dict, innermost) -> None:
         """Loops over inner dims first … stop-1, adding their steps to the offsets."""

@@ -50,6 +50,7 @@ class Load:
     dtype: str
     access: tuple[int, ...]
     indices: tuple[tuple[Ref, int], ...] = ()  # moved by (checked index, block position of the stride)
+    ahead: bool = False  # memory is large and read in order: fetch it before it is wanted
 
 
 @record

@@ -88,7 +88,8 @@ def _instruction(number: int, node: Any, params: Sequence[int], names: Sequence[
     head = f"%{number} = "
     match node:
         case Load():
-            return f"{head}load {node.dtype} {names[node.slot]}[{_place(node.access, params)}{_moved(node.indices, params)}]"
+            how = " ahead" if node.ahead else ""
+            return f"{head}load {node.dtype} {names[node.slot]}[{_place(node.access, params)}{_moved(node.indices, params)}]{how}"
         case Store():
             how = f" by {node.combine}" if node.combine else " past the cache" if node.streaming else ""
             return f"store {node.dtype} {names[node.slot]}[{_place(node.access, params)}{_moved(node.indices, params)}] = {node.value}{how}"
