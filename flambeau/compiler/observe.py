@@ -32,6 +32,7 @@ from flambeau.compiler.guards import ATTRIBUTE, CELL, CONTENT, GLOBAL, ITEM, Gua
 
 _OURS = os.path.dirname(os.path.dirname(flambeau.base.__file__)) + os.sep
 _STANDARD = sysconfig.get_paths()["stdlib"] + os.sep
+_LIBRARIES = frozenset(("flambeau", "numpy", "scipy", "llvmlite"))
 _CHANGEABLE = (list, dict, set, deque, bytearray)
 USER, OTHER, FORWARD = 1, 0, 2
 _kinds: dict[types.CodeType, int] = {}
@@ -67,7 +68,7 @@ def kind_of(frame: types.FrameType) -> int:
         root = str(frame.f_globals.get("__name__", "")).partition(".")[0]
         if name.startswith(_OURS):
             found = FORWARD if code.co_name == "forward" else OTHER
-        elif root == "flambeau" or (name == "<string>" and root in sys.stdlib_module_names and root != "__main__"):
+        elif root in _LIBRARIES or (name == "<string>" and root in sys.stdlib_module_names and root != "__main__"):
             found = OTHER  # made from text, as the methods of dataclasses are
         elif name.startswith(("<frozen", "<flambeau")):
             found = OTHER
@@ -151,7 +152,13 @@ class Observer:
             if accesses:
                 local = frame.f_locals
                 for access in accesses:
-                    self._look(frame, local, access)
+                    try:
+                        self._look(frame, local, access)
+                    except Exception as e:  # of a strange object: what it holds is not known
+                        self._problem(
+                            frame,
+                            f"{'.'.join([access.root[1], *(str(k) for _, k in access.path)])} cannot be followed ({e})",
+                        )
         return self._line
 
     def _look(self, frame: types.FrameType, local: dict, access: bytecode.Access) -> None:

@@ -64,7 +64,8 @@ def same_content(x: Any, before: Any) -> bool:
 
 def is_module_like(x: Any) -> bool:
     """Whether an object is a module in the sense of `nn`: parameters, buffers and sub-modules in tables, changes counted by `core.epoch`."""
-    return "_parameters" in getattr(x, "__dict__", ()) and "_modules" in x.__dict__
+    d = getattr(x, "__dict__", None)
+    return type(d) is dict and "_parameters" in d and "_modules" in d
 
 
 def is_immutable_library(x: Any) -> bool:

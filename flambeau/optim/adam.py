@@ -156,10 +156,8 @@ class Adam(Optimizer):
         loss = self.closure_loss(closure)
         for group, p, g, state in self.each():
             if not state:
-                state["step"] = scalar()
-                state["exp_avg"], state["exp_avg_sq"] = zeros_like(p), zeros_like(p)
-                if group["amsgrad"]:
-                    state["max_exp_avg_sq"] = zeros_like(p)
+                made = dict(step=scalar(), exp_avg=zeros_like(p), exp_avg_sq=zeros_like(p))
+                state.update(made, max_exp_avg_sq=zeros_like(p)) if group["amsgrad"] else state.update(made)
             n = counted(state["step"])
             lr, decay = rate(group), group["weight_decay"]
             beta1, beta2 = (number(b) for b in group["betas"])

@@ -105,8 +105,7 @@ class NAdam(_Adaptive):
         loss = self.closure_loss(closure)
         for group, p, g, state in self.each():
             if not state:
-                state["step"], state["mu_product"] = scalar(), scalar(1.0)
-                state["exp_avg"], state["exp_avg_sq"] = zeros_like(p), zeros_like(p)
+                state.update(step=scalar(), mu_product=scalar(1.0), exp_avg=zeros_like(p), exp_avg_sq=zeros_like(p))
             n = counted(state["step"])
             lr, decay = rate(group), group["weight_decay"]
             (beta1, beta2), fade = group["betas"], group["momentum_decay"]

@@ -109,11 +109,12 @@ class RMSprop(_Adaptive):
         for group, p, g, state in self.each():
             centered, momentum = group["centered"], group["momentum"]
             if not state:
-                state["step"], state["square_avg"] = scalar(), zeros_like(p)
-                if momentum > 0:
-                    state["momentum_buffer"] = zeros_like(p)
-                if centered:
-                    state["grad_avg"] = zeros_like(p)
+                names = [
+                    "square_avg",
+                    *(["momentum_buffer"] if momentum > 0 else []),
+                    *(["grad_avg"] if centered else []),
+                ]
+                state.update({"step": scalar(), **{name: zeros_like(p) for name in names}})
             counted(state["step"])
             tensors = [p, g, state["square_avg"]]
             tensors += [state["grad_avg"]] if centered else []

@@ -77,8 +77,7 @@ class Rprop(_Adaptive):
             if not state:
                 lr = float(group["lr"])
                 start = complex(lr, lr) if p.is_complex() else lr
-                state["step"], state["prev"] = scalar(), zeros_like(p)
-                state["step_size"] = filled_like(p, start)
+                state.update(step=scalar(), prev=zeros_like(p), step_size=filled_like(p, start))
             counted(state["step"])
             numbers = (*group["etas"], *(float(s) for s in group["step_sizes"]))
             self.update(
