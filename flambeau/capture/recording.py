@@ -54,6 +54,9 @@ class Recording:
         self.wanted: list[
             tuple[str, Any]
         ] = []  # (INPUT, number) or (VALUE, tensor) whose gradients are results, behind `results`
+        self.unreached: list[
+            tuple[str, Any]
+        ] = []  # the same for those that need gradients and get none, if all get none
         self.results = 0  # outputs that are not gradients of the joint graph
 
     @property
@@ -234,6 +237,8 @@ def _add_gradients(
         if g is not None:
             recording.wanted.append(place)
             graph.outputs.append(recorder.value_of(g))
+    if not recording.wanted:
+        recording.unreached = [place for place, _ in wanted]
 
 
 def has_history(x: Tensor) -> bool:

@@ -52,7 +52,7 @@ class Entry:
         for i in range(len(graph.inputs)):
             if i not in taken:
                 self.slot_of[i] = len(self.slot_of)
-        self.joint = bool(recording.wanted)
+        self.joint = bool(recording.differentiable)
         if self.joint:
             tangents = [graph.inputs[v.index] for v in recording.tangents]
             parts = split_joint(graph, recording.results, tangents)
@@ -144,7 +144,7 @@ class Entry:
         for at, x in enumerate(saved):
             if any(x is r for r in results):
                 saved[at] = x.detach()  # the node must not hold its own results
-        sources = [inputs[x] if kind is INPUT else x for kind, x in recording.wanted]
+        sources = [inputs[x] if kind is INPUT else x for kind, x in recording.wanted + recording.unreached]
         for i in recording.differentiable:
             if results[i]._view is not None:
                 results[i]._view = None  # memory of an input: its history is this node's
@@ -161,6 +161,8 @@ class Entry:
 
     def gradients(self, kept: list, grads: list, sizes: dict[str, int]) -> list:
         """Gradients of what is wanted, from gradients of the differentiable results."""
+        if not self.recording.wanted:
+            return [None] * len(self.recording.unreached)
         tangents = []
         for g, spec in zip(grads, self.tangent_specs):
             if sizes:
