@@ -8,9 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 from flambeau._tensor import Tensor
+from flambeau.arrays import from_numpy
 from flambeau.base.errors import UnsupportedError, message
 from flambeau.core.device import as_device, device
-from flambeau.core.dtype import ALIASES, BY_NAME, dtype
+from flambeau.core.dtype import ALIASES, BY_NAME, as_dtype, dtype
 from flambeau.factories import tensor as from_data
 from flambeau.interop.arrays import to_numpy
 from flambeau.interop.transfer import move
@@ -27,6 +28,20 @@ def to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
             wanted_device = a
         elif isinstance(a, Tensor):
             wanted_dtype, wanted_device = a.dtype, a.device
+        elif isinstance(a, type):
+            wanted_dtype = a
+        elif a is not None and not isinstance(a, bool):
+            raise TypeError(
+                message(
+                    "to",
+                    "takes a dtype, a device or a tensor (received an invalid combination of arguments)",
+                    type(a).__name__,
+                )
+            )
+    if kwargs.get("other") is not None:
+        wanted_dtype, wanted_device = kwargs["other"].dtype, kwargs["other"].device
+    if wanted_dtype is not None and type(wanted_dtype) is not dtype:
+        wanted_dtype = as_dtype("to", wanted_dtype)
     result = self if wanted_device is None else move(self, as_device(wanted_device), bool(kwargs.get("non_blocking")))
     if wanted_dtype is not None and wanted_dtype is not self.spec.dtype:
         result = REGISTRY["to_dtype"](result, wanted_dtype)
@@ -41,6 +56,21 @@ def cpu(self: Tensor) -> Tensor:
 def numpy(self: Tensor, *, force: bool = False) -> Any:
     """A NumPy array on the tensor's memory."""
     return to_numpy(self, force=force)
+
+
+def array(self: Tensor, dtype: Any = None, copy: bool | None = None) -> Any:
+    """What NumPy reads a tensor as: an array on its memory, or a copy in another dtype. Raises: RuntimeError if it requires grad."""
+    found = self.numpy()
+    if dtype is not None and found.dtype != dtype:
+        if copy is False:
+            raise ValueError(message("array", f"copy=False needs the tensor's dtype {found.dtype}", str(dtype)))
+        return found.astype(dtype)
+    return found.copy() if copy else found
+
+
+def array_wrap(self: Tensor, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
+    """The result of a NumPy function on a tensor, as a tensor."""
+    return from_data(array) if getattr(array, "ndim", 0) == 0 else from_numpy(array)
 
 
 def zero_(self: Tensor) -> Tensor:
@@ -120,6 +150,7 @@ def install() -> None:
     """Hang the methods on Tensor."""
     for f in (to, cpu, numpy, zero_, pin_memory, chalf, apply_, map_, fill_diagonal_):
         setattr(Tensor, f.__name__, f)
+    Tensor.__array__, Tensor.__array_wrap__ = array, array_wrap
     for kind in ("CUDA", "XPU", "MTIA", "IPU"):
         setattr(Tensor, kind.lower(), _refusal(kind))
     for name, d in {**BY_NAME, **ALIASES, "byte": BY_NAME["uint8"], "char": BY_NAME["int8"]}.items():

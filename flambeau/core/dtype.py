@@ -114,6 +114,24 @@ def set_default_dtype(d: dtype) -> None:
     _default = d
 
 
+_OF_PYTHON = {float: float64, int: int64, bool: bool_, complex: complex128}
+
+
+def as_dtype(name: str, value: object) -> dtype:
+    """A dtype as users give it: Python's number types stand for the widest of their kind. Raises: TypeError for anything else."""
+    if isinstance(value, dtype):
+        return value
+    found = _OF_PYTHON.get(value) if isinstance(value, type) else None
+    if found is None:
+        step = (
+            f" Write flambeau.{value}."
+            if isinstance(value, str) and value in BY_NAME
+            else " Write flambeau.float32, for instance."
+        )
+        raise TypeError(f"{name}: dtype must be a dtype (argument 'dtype' must be torch.dtype), got {value!r}.{step}")
+    return found
+
+
 def promote_types(a: dtype, b: dtype) -> dtype:
     """The smallest type that both convert to, by PyTorch's lattice."""
     if a is b:

@@ -216,7 +216,7 @@ class reflected_remainder(Division):
 
 @declare
 class fmod(Division):
-    """C's remainder: input - other * trunc(input / other), with the sign of input."""
+    """C's remainder: input - other * trunc(input / other), with the sign of input. An integer modulo 0 is 0."""
 
     def signature(input: Tensor, other: Operand): ...
 

@@ -213,3 +213,33 @@ def test_numbers_from_tensors() -> None:
     for kind in (int, float, complex):
         with pytest.raises(ValueError, match="only one element"):
             kind(torch.ones(2))
+
+
+def test_numpy_reads_tensors() -> None:
+    x = torch.arange(6.0).reshape(2, 3)
+    assert np.array(x).dtype == np.float32
+    np.testing.assert_array_equal(np.array(x.T), x.numpy().T)
+    assert np.asarray(x).ctypes.data == x.data_ptr()
+    assert np.array(x).ctypes.data != x.data_ptr()
+    assert np.asarray(x, dtype=np.float64).dtype == np.float64
+    root = np.sqrt(x)
+    assert isinstance(root, torch.Tensor) and root.shape == (2, 3)
+    assert np.concatenate([x, x]).shape == (4, 3)
+    assert float(np.array(torch.tensor(3))) == 3
+    assert np.mean(x).item() == 2.5
+    with pytest.raises(RuntimeError, match="detach"):
+        np.array(torch.ones(2, requires_grad=True))
+
+
+def test_types_of_python_as_dtypes() -> None:
+    x = torch.ones(2)
+    assert [x.to(t).dtype for t in (float, int, bool, complex)] == [
+        torch.float64,
+        torch.int64,
+        torch.bool,
+        torch.complex128,
+    ]
+    with pytest.raises(RuntimeError, match="device"):
+        x.to("float32")
+    with pytest.raises(TypeError, match="a dtype, a device or a tensor"):
+        x.to(3)
