@@ -20,6 +20,7 @@ from flambeau._tensor import empty as tensor_of
 from flambeau.arrays import from_numpy
 from flambeau.base.errors import message
 from flambeau.base.lazy import np
+from flambeau.core.determinism import wanted
 from flambeau.core.device import CPU, as_device
 from flambeau.core.dtype import (
     BY_NAME,
@@ -33,12 +34,13 @@ from flambeau.core.dtype import (
 )
 from flambeau.core.formats import memory_format, preserve_format, strides_in
 from flambeau.core.layout import contiguous_strides, has_internal_overlap
+from flambeau.core.limits import iinfo
 from flambeau.core.spec import Size, Spec
 from flambeau.core.symbolic import as_size
 from flambeau.engine import recording
 from flambeau.ir.bind import MODES
 from flambeau.ir.kinds import dense_strides_like
-from flambeau.ir.op import REGISTRY
+from flambeau.ir.op import IN_PLACE, REGISTRY
 
 __all__ = [
     "arange",
@@ -117,6 +119,15 @@ def _filled(size: tuple[int, ...], value: Any, d: dtype, device: Any) -> Tensor:
 _FULL = REGISTRY["full"]
 
 
+def unset(spec: Spec) -> Tensor:
+    """A tensor whose values are not set; filled where the program asked for determinism, since memory may hold anything."""
+    t = tensor_of(spec)
+    if wanted.level and wanted.fill_uninitialized_memory and spec.numel and spec.device.type != "meta":
+        limit = math.nan if spec.dtype.is_inexact else True if spec.dtype.kind == "b" else iinfo(spec.dtype).max
+        IN_PLACE["fill_"].in_place(t, limit)
+    return t
+
+
 def empty(
     *size: Any,
     out: Tensor | None = None,
@@ -137,7 +148,7 @@ def empty(
         if memory_format is None
         else Spec.get(shape, strides_in(shape, memory_format), d, where)
     )
-    return finished(tensor_of(spec), requires_grad, out)
+    return finished(unset(spec), requires_grad, out)
 
 
 def zeros(
@@ -230,7 +241,7 @@ def empty_like(
     memory_format: Any = None,
 ) -> Tensor:
     """A tensor of the input's shape whose values are not set."""
-    return finished(tensor_of(spec_like(input, dtype, device, memory_format)), requires_grad)
+    return finished(unset(spec_like(input, dtype, device, memory_format)), requires_grad)
 
 
 def zeros_like(
@@ -295,7 +306,7 @@ def empty_strided(
                 f"{list(shape)} and {list(strides)}",
             )
         )
-    return finished(tensor_of(Spec.get(shape, strides, dtype or get_default_dtype(), as_device(device))), requires_grad)
+    return finished(unset(Spec.get(shape, strides, dtype or get_default_dtype(), as_device(device))), requires_grad)
 
 
 def empty_permuted(
@@ -324,7 +335,7 @@ def empty_permuted(
     for d in reversed(order):
         strides[d] = step
         step *= max(1, shape[d])
-    return finished(tensor_of(Spec.get(shape, strides, dtype or get_default_dtype(), as_device(device))), requires_grad)
+    return finished(unset(Spec.get(shape, strides, dtype or get_default_dtype(), as_device(device))), requires_grad)
 
 
 # ------------------------------------------------------------------ counted and spaced

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from flambeau._tensor import Tensor, new_tensor, wrap_view
-from flambeau._tensor import empty as tensor_of
 from flambeau.base.errors import message
 from flambeau.core.dtype import dtype
 from flambeau.core.formats import contiguous_format, is_in
@@ -19,7 +18,7 @@ from flambeau.core.layout import broadcast_shapes, canonical_dim, infer_shape, v
 from flambeau.core.spec import Size, Spec
 from flambeau.core.symbolic import as_size
 from flambeau.engine import recording
-from flambeau.factories import sizes_of
+from flambeau.factories import sizes_of, unset
 from flambeau.forms.numpy_names import with_numpy_names
 from flambeau.ir.bind import MODES
 from flambeau.ir.op import REGISTRY
@@ -777,7 +776,7 @@ def resize_(self: Tensor, *sizes: Any, memory_format: Any = None) -> Tensor:
     if spec.nbytes > self.spec.nbytes:
         if MODES:
             recording.refuse_host_work("resize_")
-        larger = tensor_of(spec)
+        larger = unset(spec)
         if self.spec.numel:
             ctypes.memmove(larger.ptr, self.ptr, self.spec.nbytes)
         self.ptr, self.storage = larger.ptr, larger.storage

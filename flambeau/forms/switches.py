@@ -10,6 +10,7 @@ from typing import Any
 
 from flambeau.base.errors import message
 from flambeau.core import dtype as types
+from flambeau.core.determinism import wanted
 from flambeau.core.device import CPU, as_device, device
 from flambeau.engine.eager import forget_plans
 from flambeau.forms.legacy import TensorType, type_named
@@ -36,7 +37,6 @@ _DEBUG_MODES = ("default", "warn", "error")
 
 class _State:
     precision = "highest"
-    deterministic = 0  # an index into _DEBUG_MODES
 
 
 # ------------------------------------------------------------------ defaults
@@ -71,18 +71,18 @@ def set_default_device(device: Any) -> None:
 
 # ------------------------------------------------------------------ determinism
 def use_deterministic_algorithms(mode: bool, *, warn_only: bool = False) -> None:
-    """Ask for deterministic results. They always are: the same bits for any number of threads."""
-    _State.deterministic = (1 if warn_only else 2) if mode else 0
+    """Ask for deterministic results. They always are (docs/determinism.md); memory that is not set is filled from now on."""
+    wanted.level = (1 if warn_only else 2) if mode else 0
 
 
 def are_deterministic_algorithms_enabled() -> bool:
     """Whether deterministic results were asked for."""
-    return _State.deterministic > 0
+    return wanted.level > 0
 
 
 def is_deterministic_algorithms_warn_only_enabled() -> bool:
     """Whether warnings were asked for in place of errors."""
-    return _State.deterministic == 1
+    return wanted.level == 1
 
 
 def set_deterministic_debug_mode(debug_mode: int | str) -> None:
@@ -94,12 +94,12 @@ def set_deterministic_debug_mode(debug_mode: int | str) -> None:
                 "set_deterministic_debug_mode", "debug_mode must be 0, 1, 2 or one of default, warn, error", debug_mode
             )
         )
-    _State.deterministic = modes[debug_mode]
+    wanted.level = modes[debug_mode]
 
 
 def get_deterministic_debug_mode() -> int:
     """0 (default), 1 (warn) or 2 (error)."""
-    return _State.deterministic
+    return wanted.level
 
 
 # ------------------------------------------------------------------ arithmetic and threads

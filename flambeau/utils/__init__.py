@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-SUBMODULES = ("_debug_mode", "checkpoint", "data")
+SUBMODULES = ("_debug_mode", "checkpoint", "data", "deterministic")
 
 
 def __getattr__(name: str) -> Any:
