@@ -126,7 +126,7 @@ class Generator:
         recorder = recording.active() if MODES else None
         if recorder is not None:
             cells = empty(2, dtype=int64)
-            recorder.draws.append((self, cells))
+            recorder.draw(self, cells)
             return cells[0], cells[1]
         return self._next()
 

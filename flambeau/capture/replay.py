@@ -23,7 +23,6 @@ May not know: modules. Entry: `Graph`, `make_graphed_callables` in `flambeau.acc
 
 from __future__ import annotations
 
-import ctypes
 import threading
 from typing import Any
 
@@ -62,7 +61,6 @@ class Graph:
         self._program: Program | None = None
         self._inputs: list[Any] = []
         self._addresses: list[int] = []
-        self._cells: list[tuple[Any, Any]] = []  # (generator, its two words in memory)
         self._debug = getattr(self, "_debug", False)
 
     # ------------------------------------------------------------------ capture
@@ -106,7 +104,12 @@ class Graph:
         self._ended = True
         self._inputs = list(found.inputs.values())
         self._addresses = [t.ptr for t in self._inputs]
-        self._cells = [(g, (ctypes.c_int64 * 2).from_address(t.ptr)) for g, t in found.draws]
+        if found.refreshed and found.device is not None and found.device is not CPU:
+            self.reset()
+            raise RuntimeError(
+                "capture_end: random ops and numbers that change are recorded on the CPU only, and this graph is on "
+                "the simulated device, whose replays are queued. Draw outside the capture."
+            )
         if not self.keep_graph:
             self.instantiate()
 
@@ -170,8 +173,8 @@ class Graph:
             if found.device is not None and found.device is not CPU:
                 self._replay_queued(program, found)
                 return
-            for generator, words in self._cells:
-                words[0], words[1] = generator.draw()
+            for source in found.refreshed:
+                source.refresh(program)
             program.run()
             if found.error is not None and found.error.words[0]:
                 found.error.check()

@@ -13,8 +13,9 @@ May not know: the tensor class, graphs that own recordings (`capture.replay`). E
 
 from __future__ import annotations
 
+import ctypes
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from flambeau.core.device import CPU, device
@@ -23,7 +24,32 @@ from flambeau.engine.plan import Launch, Plan
 from flambeau.ir import bind, tracing
 from flambeau.runtime import errors, launch, sim
 from flambeau.runtime.private_pool import PrivatePool, Returning
-from flambeau.runtime.replay import Record
+from flambeau.runtime.replay import Late, Program, Record
+
+
+class Cells:
+    """Seed and offset of a random op, in memory that its kernel reads."""
+
+    def __init__(self, generator: Any, tensor: Any) -> None:
+        self.generator, self.tensor = generator, tensor
+        self.words = (ctypes.c_int64 * 2).from_address(tensor.ptr)
+
+    def refresh(self, program: Program) -> None:
+        """Draw, as the op would now."""
+        self.words[0], self.words[1] = self.generator.draw()
+
+
+class HostNumbers:
+    """Numbers that Python gives anew for each run of a traced function (`tracing.Recorder.host`), as slots of launches."""
+
+    def __init__(self, get: Callable[[], tuple]) -> None:
+        self.get = get
+
+    def __getitem__(self, index: int) -> Late:
+        return Late(self, index)
+
+    def refresh(self, program: Program) -> None:
+        program.set_late(self, self.get())
 
 
 class Recording:
@@ -42,7 +68,9 @@ class Recording:
             int, Any
         ] = {}  # by id: storages from outside, plans (their parameter blocks), cells of random numbers
         self.gradients: dict[int, Any] = {}  # by id of the storage: the leaf whose gradient is there
-        self.draws: list[tuple[Any, Any]] = []  # (generator, tensor of its seed and offset) in the order of drawing
+        self.refreshed: list[
+            Cells | HostNumbers
+        ] = []  # what each replay sets before it runs, in the order of recording
 
     def run(self, plan: Plan, given: Sequence[int | float], operands: Sequence[Any]) -> list[int]:
         """As `Plan.run`: the memory list, with results in blocks of the pool. Operands are the tensors and numbers behind `given`."""
@@ -94,6 +122,15 @@ class Recording:
             self.names.append(step.name)
         self.kept[id(plan)] = plan
         return memory
+
+    def host(self, get: Callable[[], tuple]) -> HostNumbers:
+        """What stands for the numbers of get(), which each replay calls."""
+        self.refreshed.append(HostNumbers(get))
+        return self.refreshed[-1]
+
+    def draw(self, generator: Any, tensor: Any) -> None:
+        """Let each replay write a generator's next seed and offset into a tensor of two int64."""
+        self.refreshed.append(Cells(generator, tensor))
 
     def adopt(self, tensor: Any, spec: Spec) -> Any:
         """A tensor on a fresh block of the pool gives it back there."""

@@ -35,12 +35,21 @@ HEAD_WORDS = 3  # kernel, number of slots, error word
 KEEP_GIL_GRAINS = 4
 
 
+class Late:
+    """A slot whose number is set before each run: number `index` of those that `source` gives."""
+
+    __slots__ = ("index", "source")
+
+    def __init__(self, source: object, index: int) -> None:
+        self.source, self.index = source, index
+
+
 @record
 class Record:
     """One launch: kernel address, slots (ints and floats, the parameter block's address last), where its failures show (0: it cannot fail)."""
 
     kernel: int
-    slots: tuple[int | float, ...]
+    slots: tuple[int | float | Late, ...]
     error_word: int = 0
 
 
@@ -134,10 +143,15 @@ class Program:
 
     def __init__(self, records: Sequence[Record]) -> None:
         words: list[int] = []
+        self._late: dict[int, list[tuple[int, int]]] = {}  # id of a source: (word, number)
         grains = 0.0
         for r in records:
-            slots = struct.pack(f"={len(r.slots)}q", *(_bits(s) for s in r.slots))
-            words += [r.kernel, len(r.slots), r.error_word, *memoryview(slots).cast("q")]
+            words += [r.kernel, len(r.slots), r.error_word]
+            for s in r.slots:
+                if type(s) is Late:
+                    self._late.setdefault(id(s.source), []).append((len(words), s.index))
+                    s = 0
+                words.append(_bits(s))
             total, grain = (ctypes.c_int64 * 2).from_address(int(r.slots[-1]))
             grains += total / max(grain, 1)
         self.words = array("q", words)
@@ -155,10 +169,15 @@ class Program:
         self_words = b"".join(p.to_bytes(8, sys.byteorder) for p in parts)
         self.run: Callable[[], None] = new(ctypes.addressof(definition), self_words, "flambeau")
 
+    def set_late(self, source: object, numbers: Sequence[int | float]) -> None:
+        """Set the slots that a source gives numbers for. Not while it runs."""
+        for at, index in self._late.get(id(source), ()):
+            self.words[at] = _bits(numbers[index])
+
 
 def _bits(slot: int | float) -> int:
     """A slot as 64 bits: floats as f64."""
     return struct.unpack("=q", struct.pack("=d", slot))[0] if type(slot) is float else slot
 
 
-__all__ = ["Program", "Record"]
+__all__ = ["Late", "Program", "Record"]

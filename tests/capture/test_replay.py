@@ -149,6 +149,29 @@ def test_random_numbers_go_on_from_the_generator_at_each_replay() -> None:
     assert replayed[0] != replayed[1]
 
 
+def test_random_numbers_of_traced_functions_go_on_too() -> None:
+    x = flambeau.ones(50)
+    traced = capture(lambda x: F.dropout(x, 0.5) + flambeau.rand(50))
+
+    def draw() -> list[flambeau.Tensor]:
+        return [flambeau.randn(3), traced(x), flambeau.rand(2)]
+
+    draw()
+    g, found = graphed(draw)
+    flambeau.manual_seed(1)
+    replayed = []
+    for _ in range(3):
+        g.replay()
+        replayed.append([t.tolist() for t in found])
+    flambeau.manual_seed(1)
+    assert replayed == [[t.tolist() for t in draw()] for _ in range(3)]
+
+
+def test_random_numbers_are_not_recorded_on_the_simulated_device() -> None:
+    with pytest.raises(RuntimeError, match="random ops and numbers that change are recorded on the CPU only"):
+        graphed(lambda: flambeau.rand(3, device="sim"))
+
+
 def test_dropout_goes_backward_with_its_own_mask() -> None:
     x = flambeau.ones(100).requires_grad_()
 
