@@ -19,7 +19,9 @@ from flambeau._tensor import Tensor, wrap_traced
 from flambeau.base.pytree import tree_flatten, tree_unflatten
 from flambeau.core.spec import Spec
 from flambeau.core.symbolic import Guards, SymInt, concrete
+from flambeau.engine import recording as launches
 from flambeau.ir import tracing
+from flambeau.ir.bind import MODES
 from flambeau.ir.graph import Graph, Value
 from flambeau.tape import backward
 from flambeau.tape import record as tape
@@ -66,7 +68,8 @@ class Recording:
 
     def values(self, inputs: list) -> list:
         """Tensors and numbers for the graph's inputs, tangents left out."""
-        drawn = [get() for get in self.hosts]
+        recorder = launches.active() if MODES else None  # of a graph capture: its replays call `hosts` again
+        drawn = [get() if recorder is None else recorder.host(get) for get in self.hosts]
         found = list(inputs)
         for x in self.sources:
             kind = type(x)
