@@ -18,14 +18,16 @@ from collections.abc import Iterator
 from typing import Any
 
 from flambeau._tensor import Tensor
+from flambeau._tensor import empty as tensor_of
 from flambeau.base.errors import message
 from flambeau.core.device import as_device
 from flambeau.core.dtype import dtype as DType
 from flambeau.core.dtype import get_default_dtype, int64, uint8
+from flambeau.core.spec import Spec
 from flambeau.engine import in_place, recording
 from flambeau.factories import empty
-from flambeau.ir.bind import MODES
 from flambeau.ir import tracing
+from flambeau.ir.bind import MODES
 from flambeau.ir.op import REGISTRY
 
 __all__ = [
@@ -125,7 +127,7 @@ class Generator:
             return trace.host(self._next, (int, int))
         recorder = recording.active() if MODES else None
         if recorder is not None:
-            cells = empty(2, dtype=int64)
+            cells = tensor_of(Spec.of((2,), int64))
             recorder.draw(self, cells)
             return cells[0], cells[1]
         return self._next()
