@@ -307,7 +307,8 @@ def convolution(
               block_panels, column_blocks, block_tiles, places, planes.pitch, planes.plane_pitch, *planes.counts, planes.channel_step,
               planes.image_step, panel_size, math.prod(counts), int(bias_stride is not None), bias_stride or 0, limit, *taps)  # fmt: skip
     written_out = len(taps) if len(taps) <= MOST_UNROLLED else 0
-    tiles_outside = block_panels * panel_size * compute.size <= PANEL_BYTES
+    # More channels out than sums are deep: writing counts, which wants few lines at a time.
+    tiles_outside = depth > rows and block_panels * panel_size * compute.size <= PANEL_BYTES
     recipe = Recipe("conv_tiles", (dtype, height, written_out, direct, tiles_outside), build_tiles)
     flops = 2 * images * outs * math.prod(counts) * depth
     launches.append(Launch(recipe, (planes.slot, packed_slot, 2, out, packed_slot + 1), fields, flops))

@@ -1,7 +1,7 @@
 """Depthwise convolution: one input channel for each group of output channels, a plane at a time in a thread's own cache.
 
 A unit pads one plane into scratch (split by stride phase, see `conv_planes`), then runs along the rows of the result with the taps' weights in
-registers: one load and one fused multiply-add per tap. Sums run over taps in order, whatever the threads.
+registers, a few rows at a time so that what they share is loaded once. Sums run over taps in order, whatever the threads.
 
 The gradient by the weights has a unit for each channel: a vector of sums for each tap over the lines of all images, its lanes added at the end.
 
@@ -17,12 +17,21 @@ from flambeau.kernel import target as targets
 from flambeau.kernel.dsl import Module, Value
 from flambeau.kernel.target import Target
 from flambeau.kernel.types import i64, ptr
-from flambeau.templates.conv_planes import PLANE_FIELDS, fill_plane, fused, multiply_add, planes_of, weight_offsets
+from flambeau.templates.conv_planes import (
+    PLANE_FIELDS,
+    fill_plane,
+    fused,
+    multiply_add,
+    planes_of,
+    tap_rows,
+    weight_offsets,
+)
 from flambeau.templates.launch import Launch, Lowered, Recipe
 from flambeau.templates.loop_program import MEMORY, REGISTER
 from flambeau.templates.windows import ABI, three
 
 MOST_WRITTEN_OUT = 25
+ROWS = 4  # lines of the result at a time: with 3 x 3 taps each element is loaded 1.5 times a line instead of 3
 FIELDS = (
     *PLANE_FIELDS,
     "multiplier",
@@ -38,10 +47,17 @@ FIELDS = (
 )
 
 
-def build_depthwise(target: Target, dtype: str, taps: int, reading: str) -> Module:
-    """Slots: x, w, bias, out, scratch, block; then the taps' offsets in a plane and in w. A unit is one plane. `taps` 0: a loop over them."""
+def build_depthwise(
+    target: Target, dtype: str, taps: tuple[tuple[int, int, int], ...], rows: int, reading: str
+) -> Module:
+    """Slots: x, w, bias, out, scratch, block; then the taps' offsets in a plane and in w. A unit is one plane.
+
+    `taps` are what `tap_rows` says of them (none: a loop over them). A block is `rows` lines of the result: what several of
+    them read is loaded once. The last block ends with the last line, though some lines are then computed twice.
+    """
     memory, compute = MEMORY[dtype], REGISTER[dtype]
     lanes = target.vector_bytes // compute.size
+    vector, one = compute.vec(lanes), fused(target)
     module = Module(target.vector_bytes * 8, native_bf16=target.has("avx512bf16"))
     k = module.function("kernel", ABI)
     slots, begin, end, tid = k.args
@@ -50,52 +66,57 @@ def build_depthwise(target: Target, dtype: str, taps: int, reading: str) -> Modu
     table = k.offset(slot["block"], 8 * len(FIELDS))
     w_table = k.offset(table, p["taps"] * 8)
     plane = k.offset(slot["scratch"], tid * p["plane"], compute)
-    ways = 2
+    # Elements that a block reads, in the order of their rows: base, row, column.
+    read = sorted({(row + r, base, column) for base, row, column in taps for r in range(rows)})
     with k.range(begin, end) as unit:
         channel = unit % p["channels"]
         source = k.offset(slot["x"], unit // p["channels"] * p["xn"] + channel * p["xc"], memory)
-        fill_plane(k, p, source, plane, memory, compute, lanes, reading)
+        fill_plane(k, p, source, plane, memory, compute, lanes, reading, own=True)
         with k.range(0, p["multiplier"]) as m:
-            row = channel * p["multiplier"] + m
-            weights = k.offset(slot["w"], row * p["w_row"], memory)
-            out = k.var(ptr, k.offset(slot["out"], (unit * p["multiplier"] + m) * p["out_channel"], memory))
+            number = channel * p["multiplier"] + m
+            weights = k.offset(slot["w"], number * p["w_row"], memory)
+            out = k.offset(slot["out"], (unit * p["multiplier"] + m) * p["out_channel"], memory)
             start = k.var(compute, 0)
             with k.when(p["has_bias"].ne(0)):
-                start.set(k.load(slot["bias"], memory, row * p["bias_step"]).to(compute))
-            known = [k.splat(k.load(weights, memory, k.load(w_table, i64, t)).to(compute), lanes) for t in range(taps)]
-            offsets = [k.load(table, i64, t) for t in range(taps)]
+                start.set(k.load(slot["bias"], memory, number * p["bias_step"]).to(compute))
 
-            def sums(
-                line: Value, at: Value, count: int, weights: Value = weights, start=start, known=known, offsets=offsets
-            ) -> list[Value]:
-                """`count` vectors of the result from place `at` of a row on."""
-                totals = [k.var(compute.vec(lanes), k.splat(start.get(), lanes)) for _ in range(count)]
+            def weight(t: Value | int, weights: Value = weights) -> Value:
+                return k.splat(k.load(weights, memory, k.load(w_table, i64, t)).to(compute), lanes)
 
-                def tap(weight: Value, offset: Value) -> None:
-                    here = k.offset(line, at + offset, compute)
-                    for v, total in enumerate(totals):
-                        value = k.load(here, compute.vec(lanes), v * lanes)
-                        total.set(multiply_add(k, fused(target), weight, value, total.get()))
+            known = {place: weight(t) for t, place in enumerate(taps)}
+            bases = {}
+            for t, (base, row, column) in enumerate(taps):
+                if base not in bases:
+                    bases[base] = k.load(table, i64, t) - p["q2"] * row - column
 
-                if taps:
-                    for weight, offset in zip(known, offsets):
-                        tap(weight, offset)
-                else:
-                    with k.range(0, p["taps"]) as t:
-                        weight = k.load(weights, memory, k.load(w_table, i64, t)).to(compute)
-                        tap(k.splat(weight, lanes), k.load(table, i64, t))
-                return [total.get() for total in totals]
-
-            with k.range(0, p["c0"]) as a, k.range(0, p["c1"]) as b:
+            with k.range(0, p["c0"]) as a, k.range(0, p["c1"], rows) as block:
+                b = k.minimum(block, p["c1"] - rows)
                 line = k.offset(plane, (a * p["q1"] + b) * p["q2"], compute)
-                to = out.get()
-                whole = p["c2"] // (ways * lanes) * (ways * lanes)
-                with k.range(0, whole, ways * lanes) as at:
-                    for v, total in enumerate(sums(line, at, ways)):
-                        k.store(to, total.to(memory), at + v * lanes)
-                with k.range(whole, p["c2"], lanes) as at:
-                    k.store(to, sums(line, at, 1)[0].to(memory), at, mask=k.tail_mask(p["c2"] - at, lanes))
-                out.set(k.offset(to, p["c2"], memory))
+                to = k.offset(out, (a * p["c1"] + b) * p["c2"], memory)
+                starts = {(row, base): k.offset(line, bases[base] + p["q2"] * row, compute) for row, base, _ in read}
+
+                def sums(at: Value, line=line, start=start, known=known, starts=starts, weight=weight) -> list[Value]:
+                    """A vector of each line of the block from place `at` on."""
+                    totals = [k.var(vector, k.splat(start.get(), lanes)) for _ in range(rows)]
+                    if not taps:
+                        with k.range(0, p["taps"]) as t:
+                            value = k.load(k.offset(line, at + k.load(table, i64, t), compute), vector)
+                            totals[0].set(multiply_add(k, one, weight(t), value, totals[0].get()))
+                    for row, base, column in read:
+                        value = k.load(k.offset(starts[row, base], at, compute), vector, column)
+                        for r, total in enumerate(totals):
+                            if (base, row - r, column) in known:
+                                total.set(multiply_add(k, one, known[base, row - r, column], value, total.get()))
+                    return [total.get() for total in totals]
+
+                whole = p["c2"] // lanes * lanes
+                with k.range(0, whole, lanes) as at:
+                    for r, total in enumerate(sums(at)):
+                        k.store(to, total.to(memory), at + p["c2"] * r)
+                with k.when(whole < p["c2"]):
+                    mask = k.tail_mask(p["c2"] - whole, lanes)
+                    for r, total in enumerate(sums(whole)):
+                        k.store(to, total.to(memory), whole + p["c2"] * r, mask=mask)
     k.ret()
     return module
 
@@ -125,9 +146,10 @@ def depthwise(
     work = math.prod(counts) * len(taps) * (outs // channels) + planes.plane
     fields = (images * channels, max(1, 32768 // work), *planes.words, outs // channels, len(taps), *planes.counts, planes.own_elements,
               math.prod(counts), int(bias_stride is not None), bias_stride or 0, w_strides[0], *taps, *weight_offsets(kernel, w_strides[2:]))  # fmt: skip
-    written_out = len(taps) if len(taps) <= MOST_WRITTEN_OUT else 0
+    written_out = tap_rows(kernel, stride, dilation) if len(taps) <= MOST_WRITTEN_OUT else ()
+    lines = ROWS if written_out and planes.counts[1] >= ROWS else 1
     out = 2 if bias_stride is None else 3
-    recipe = Recipe("conv_depthwise", (dtype, written_out, planes.reading), build_depthwise)
+    recipe = Recipe("conv_depthwise", (dtype, written_out, lines, planes.reading), build_depthwise)
     return Lowered(
         (Launch(recipe, (0, 1, 2, out, out + 1), fields),), (threads * planes.own_elements * compute.size + 256,)
     )
@@ -171,7 +193,7 @@ def build_depthwise_weight(target: Target, dtype: str, taps: int, reading: str, 
             k.store(sums, k.const(vector, 0), i)
         with k.range(0, p["images"]) as image:
             source = k.offset(slot["x"], image * p["xn"] + channel * p["xc"], memory)
-            fill_plane(k, p, source, plane, memory, compute, lanes, reading)
+            fill_plane(k, p, source, plane, memory, compute, lanes, reading, own=True)
             with k.range(0, p["multiplier"]) as m, k.range(0, p["passes"]) as turn:
                 g = k.offset(slot["g"], image * p["gn"] + (channel * p["multiplier"] + m) * p["gc"], memory)
                 here = k.offset(sums, (m * p["passes"] + turn) * (taps * lanes), compute)

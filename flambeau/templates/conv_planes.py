@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from flambeau.base.record import record
 from flambeau.kernel.dsl import Function, Module, Value
 from flambeau.kernel.target import Target
-from flambeau.kernel.types import Type, i64, ptr
+from flambeau.kernel.types import Type, i64, ptr, u32
 from flambeau.templates.launch import Launch, Recipe
 from flambeau.templates.loop_program import MEMORY, REGISTER
 from flambeau.templates.windows import ABI, three
@@ -69,10 +69,22 @@ def reading_of(step: int, stride: int) -> str:
 
 
 def fill_plane(
-    k: Function, p: dict[str, Value], source: Value, to: Value, memory: Type, compute: Type, lanes: int, reading: str
+    k: Function,
+    p: dict[str, Value],
+    source: Value,
+    to: Value,
+    memory: Type,
+    compute: Type,
+    lanes: int,
+    reading: str,
+    own: bool = False,
 ) -> None:
-    """One channel, padded and split by phase: to[r0, r1, r2, i0, i1, i2] = source[i * s + r - low] for the phases r < f that taps use."""
+    """One channel, padded and split by phase: to[r0, r1, r2, i0, i1, i2] = source[i * s + r - low] for the phases r < f that taps use.
+
+    In memory of its `own`, a row may be written past its end: the next one mends it.
+    """
     line = k.var(ptr, to)
+    lane = k.iota(u32.vec(lanes))
     with (
         k.range(0, p["f0"]) as r0,
         k.range(0, p["f1"]) as r1,
@@ -82,28 +94,25 @@ def fill_plane(
     ):
         y0, y1, first = i0 * p["s0"] + r0 - p["p0"], i1 * p["s1"] + r1 - p["p1"], r2 - p["p2"]
         inside = (y0 >= 0) & (y0 < p["n0"]) & (y1 >= 0) & (y1 < p["n1"])
-        last = k.select(inside, p["n2"], k.const(i64, 0))
+        last = k.splat(k.select(inside, p["n2"], k.const(i64, 0)).to(u32), lanes)
         row = k.offset(source, y0 * p["x0"] + y1 * p["x1"], memory)
 
         def within(at: Value, last: Value = last) -> Value:
-            return (at >= 0) & (at < k.splat(last, lanes))
+            """Which of the elements from `at` on there are; without a sign, those in front are far behind."""
+            return lane + k.splat(at.to(u32), lanes) < last
 
         with k.range(0, p["q2"], lanes) as j:
-            lane = k.iota(i64.vec(lanes))
             if reading == "row":
                 at = j + first
-                value = k.load(row, memory.vec(lanes), at, mask=within(lane + k.splat(at, lanes)))
+                value = k.load(row, memory.vec(lanes), at, mask=within(at))
             elif reading == "pairs":
                 at = j * 2 + first
-                halves = [
-                    k.load(row, memory.vec(lanes), at + h, mask=within(lane + k.splat(at + h, lanes)))
-                    for h in (0, lanes)
-                ]
+                halves = [k.load(row, memory.vec(lanes), at + h, mask=within(at + h)) for h in (0, lanes)]
                 value = k.shuffle(*halves, range(0, 2 * lanes, 2))
             else:
-                at = (lane + k.splat(j, lanes)) * k.splat(p["s2"], lanes) + k.splat(first, lanes)
-                value = k.gather(row, memory, at * k.splat(p["x2"], lanes), mask=within(at))
-            k.store(line.get(), value.to(compute), j, mask=k.tail_mask(p["q2"] - j, lanes))
+                at = (k.iota(i64.vec(lanes)) + k.splat(j, lanes)) * k.splat(p["s2"], lanes) + k.splat(first, lanes)
+                value = k.gather(row, memory, at * k.splat(p["x2"], lanes), mask=at.to(u32.vec(lanes)) < last)
+            k.store(line.get(), value.to(compute), j, mask=None if own else k.tail_mask(p["q2"] - j, lanes))
         line.set(k.offset(line.get(), p["q2"], compute))
 
 
@@ -195,6 +204,17 @@ def tap_offsets(
                 which = (phase[0] * split[1] + phase[1]) * split[2] + phase[2]
                 found.append(which * math.prod(sizes) + (place[0] * sizes[1] + place[1]) * sizes[2] + place[2])
     return found
+
+
+def tap_rows(kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]) -> tuple[tuple[int, int, int], ...]:
+    """(base, row, column) of each tap: those of one base lie `row` rows and `column` elements apart, and so do places of the result."""
+    bases: dict[tuple, int] = {}
+    found = []
+    for taps in itertools.product(*(range(n) for n in three(kernel, 1))):
+        at = [t * d for t, d in zip(taps, three(dilation, 1))]
+        (r0, r1, r2), (i0, i1, i2) = zip(*((a % s, a // s) for a, s in zip(at, three(stride, 1))))
+        found.append((bases.setdefault((r0, r1, r2, i0), len(bases)), i1, i2))
+    return tuple(found)
 
 
 def weight_offsets(kernel: Sequence[int], strides: Sequence[int]) -> list[int]:
