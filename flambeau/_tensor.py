@@ -22,6 +22,7 @@ from flambeau.ir.op import FUNCTIONS, IN_PLACE, INDEXING, METHODS, REGISTRY, Op
 from flambeau.tape import backward as backward_pass
 from flambeau.tape import record as tape
 from flambeau.tape import views as view_history
+from flambeau.tape.grad_mode import mode as grad_mode
 
 
 class Storage:
@@ -385,7 +386,8 @@ class Tensor(TensorBase):
         if self.spec.is_slow is False and result.spec.is_slow:
             self.__dict__.setdefault("_before_trace", (self.spec, self.node, self.needs_grad))
             self.spec = result.spec
-        self.node, self.needs_grad = result.node, result.needs_grad
+        if grad_mode.enabled:  # else a write leaves the history as it is
+            self.node, self.needs_grad = result.node, result.needs_grad
 
     @property
     def _traced(self):
@@ -740,7 +742,10 @@ def _saved_alias(x: Tensor, history: bool = True) -> Tensor:
         if name in x.__dict__:
             t.__dict__[name] = x.__dict__[name]
     if history:
-        t.node, t.needs_grad = x.node, x.needs_grad
+        t.node, t.needs_grad = (
+            tape.edge_of(x),
+            x.needs_grad,
+        )  # of a leaf too: gradients of what is saved go to the leaf itself
     return t
 
 

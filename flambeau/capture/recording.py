@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from flambeau._tensor import Tensor, wrap_traced
+from flambeau.base.errors import TraceError
 from flambeau.base.pytree import tree_flatten, tree_unflatten
 from flambeau.core.spec import Spec
 from flambeau.core.symbolic import Guards, SymInt, concrete
@@ -25,6 +26,8 @@ from flambeau.ir.bind import MODES
 from flambeau.ir.graph import Graph, Value
 from flambeau.tape import backward
 from flambeau.tape import record as tape
+from flambeau.tape.custom import CustomNode, attach
+from flambeau.tape.grad_mode import mode
 
 OUT, INPUT, VALUE = "out", "input", "value"
 
@@ -135,19 +138,24 @@ def record(
     recorder.symbolic, recorder.repeats = symbolic is not None, True
     guards = Guards()
     graph = recorder.graph
-    started = tape.next_sequence()
     stand_ins: list = []
+    met: dict[int, Tensor] = {}  # an argument given twice is one input
     with tracing.recording(recorder, keep_stack=True):
         for x in flat:
-            if isinstance(x, Tensor):
+            if isinstance(x, Tensor) and id(x) in met:
+                stand_ins.append(met[id(x)])
+            elif isinstance(x, Tensor):
                 at = len(graph.inputs)
                 t = wrap_traced(recorder, graph.input(_spec(x, at, symbolic, guards)))
                 t.needs_grad = x.requires_grad
+                if joint and tape.edge_of(x) is not None and tape.edge_of(x)[0] is not None:
+                    _Before(t)
+                met[id(x)] = t
                 stand_ins.append(t)
             else:
                 stand_ins.append(x)
-        own = [x for x in stand_ins if isinstance(x, Tensor)]
-        begun = list(graph.inputs)
+        own = list(met.values())
+        begun, started = list(graph.inputs), tape.next_sequence()
         nodes = [(t.needs_grad, t.node) for t in own]
         try:
             if observer is None:
@@ -158,6 +166,7 @@ def record(
                 result = (result, observer.payload())
             recording = _read(recorder, result, own, begun)
             if joint:
+                _check_history(own, nodes, recorder)
                 _add_gradients(recorder, recording, result, own, nodes, started)
         finally:
             _restore(recorder)
@@ -242,6 +251,35 @@ def _add_gradients(
             graph.outputs.append(recorder.value_of(g))
     if not recording.wanted:
         recording.unreached = [place for place, _ in wanted]
+
+
+def _check_history(own: list[Tensor], nodes: list, recorder: tracing.Recorder) -> None:
+    """Raises: TraceError where an in-place op gave a tensor that was there before another history: a replay could not."""
+    for t, (needs, node) in zip(own, nodes):
+        if t.node is not node or t.needs_grad != needs:
+            raise TraceError(_OTHER_HISTORY.format("an argument", list(t.shape)))
+    for t, _ in recorder.mutated.values():
+        _, node, needs = t.__dict__["_before_trace"]
+        if t.node is not node or t.needs_grad != needs:
+            raise TraceError(_OTHER_HISTORY.format("a tensor from outside", list(t.shape)))
+
+
+_OTHER_HISTORY = "compile: an in-place op changes the history of {} of shape {}, which a compiled function cannot. Write under no_grad(), or to a clone."
+
+
+class _Before(CustomNode):
+    """Stands for the history that an argument brings with it."""
+
+    def __init__(self, x: Tensor):
+        enabled, mode.enabled = mode.enabled, True
+        attach(self, (x,), (x,), None, "BeforeCompiled")
+        mode.enabled, self.saved = enabled, ()
+
+    def backward(self, grads: list, create_graph: bool) -> list:
+        raise TraceError(
+            "compile: a backward inside of a compiled function reaches the history of an argument. Call backward outside, or compile what made "
+            "the argument too."
+        )
 
 
 def has_history(x: Tensor) -> bool:

@@ -69,7 +69,8 @@ class Captured:
 
     def __call__(self, *args: Any) -> Any:
         flat, structure = tree_flatten(args)
-        inputs = [x for x in flat if isinstance(x, Tensor)]
+        given = [x for x in flat if isinstance(x, Tensor)]
+        inputs = list({id(x): x for x in given}.values())  # what is given twice is one input
         if self.dynamic:
             if any(not x.spec.contiguous for x in inputs):
                 raise RuntimeError(
@@ -83,7 +84,8 @@ class Captured:
                 *(x.spec.plain() if isinstance(x, Tensor) else (type(x), x) for x in flat),
             )  # 1, 1.0 and True are equal
             sizes = {}
-        key = (is_grad_enabled(), tuple(x.requires_grad for x in inputs), key)
+        number = {id(x): i for i, x in enumerate(inputs)}
+        key = (is_grad_enabled(), tuple((number[id(x)], x.requires_grad) for x in given), key)
         known = self.recordings.setdefault(key, [])
         for found in known:
             if found.guards is None or found.guards.hold(sizes):

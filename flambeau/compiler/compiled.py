@@ -89,12 +89,14 @@ class CompiledFunction:
         for x in flat:
             if isinstance(x, Tensor):
                 key.append(x.spec)
-                key.append(x.needs_grad)
+                key.append(x.needs_grad if x.node is None else 2)  # 2: it has a history
                 inputs.append(x)
                 if x.spec.is_slow:
                     return self.function(*args, **kwargs)  # a subclass that sees each call
             else:
                 key.append(_leaf_key(x))
+        if len(inputs) > 1 and len(set(map(id, inputs))) != len(inputs):
+            inputs = _merged(key, inputs)
         entries = self.entries.get(tuple(key))
         if entries is not None:
             for entry in entries:
@@ -218,7 +220,7 @@ class CompiledFunction:
                 flat,
                 structure,
                 symbolic=(lambda i, d: (i, d) in varying) if varying else None,
-                joint=mode.enabled,
+                joint=not mode.inference,
                 observer=observer,
             )
         except Exception as e:
@@ -273,9 +275,18 @@ def _place_of(error: BaseException) -> str:
     return ""
 
 
+def _merged(key: list, inputs: list[Tensor]) -> list[Tensor]:
+    """Inputs without repetitions; the key says which arguments are one tensor."""
+    number = {id(x): i for i, x in reversed(list(enumerate(inputs)))}
+    key.append(tuple(number[id(x)] for x in inputs))
+    return list({id(x): x for x in inputs}.values())
+
+
 def _leaf_key(x: Any) -> Any:
+    if type(x) is slice:  # does not hash before Python 3.12
+        return (slice, _leaf_key(x.start), _leaf_key(x.stop), _leaf_key(x.step))
     if values.is_plain(x):
-        return (type(x), repr(x) if isinstance(x, float) else x)
+        return (type(x), repr(x) if isinstance(x, (float, complex)) else x)
     return _Identity(x)
 
 
@@ -301,8 +312,13 @@ def _difference(at: int, a: Any, b: Any) -> str:
     names = ("the arguments' structure", "grad mode", "inference mode", "the default dtype")
     if at < 4:
         return f"{names[at]} was {a}, is {b}"
-    if isinstance(a, bool) and isinstance(b, bool):
-        return f"requires_grad of an argument was {a}, is {b}"
+    if isinstance(a, int) and isinstance(b, int):
+        changed = bool(a) != bool(b)
+        return (
+            f"requires_grad of an argument was {bool(a)}, is {bool(b)}"
+            if changed
+            else "an argument is a leaf or was one"
+        )
     a, b = (x[1] if isinstance(x, tuple) and len(x) == 2 else x for x in (a, b))
     return f"an argument was {a}, is {b}"
 

@@ -153,7 +153,10 @@ class Entry:
             given[at] if kind == "given" else saved[at] if kind == "saved" else None for kind, at in self.backward_reads
         ]
         shown = [results[i] for i in recording.differentiable]
-        if attach(node, sources, shown, None, "CompiledFunctionBackward"):
+        enabled, mode.enabled = mode.enabled, True  # the function itself may have turned it on
+        attached = attach(node, sources, shown, None, "CompiledFunctionBackward")
+        mode.enabled = enabled
+        if attached:
             node.entry, node.sizes = self, sizes
             node.saved = kept
             node.counts = [x.storage.version if isinstance(x, Tensor) else None for x in kept]

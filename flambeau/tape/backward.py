@@ -187,7 +187,7 @@ def _watched(node, slots: list, create_graph: bool) -> list:
         if extras.where:
             e.add_note(f"while running the backward of {node.name()}, called at:\n{extras.where}")
         raise
-    if extras.where is not None and tape._anomaly and tape.nan_check[-1]:
+    if extras.where is not None and tape._anomaly and tape.nan_check[-1] and tracing.current() is None:
         _check_nan(node, found)
     for hook in list(extras.hooks.values()):
         changed = hook(tuple(found), tuple(slots))

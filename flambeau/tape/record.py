@@ -98,7 +98,12 @@ class Analysis:
             return tuple(g if wanted else None for g, wanted in zip(flat_gradients(op, info.args, found), self.mask))
 
         # numbers given at run time are not tensors: the rule sees stand-ins for them too, of number specs
-        graph, structure = tracing.trace(run, [*specs, *info.specs, *self.grad_specs])
+        hooks = saved_hooks[:]  # they are for what the user's ops save, not for what a rule tapes to find a gradient
+        saved_hooks.clear()
+        try:
+            graph, structure = tracing.trace(run, [*specs, *info.specs, *self.grad_specs])
+        finally:
+            saved_hooks[:] = hooks
         order, results = [], []
         for g in structure:
             if g is None:

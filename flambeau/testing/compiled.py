@@ -9,13 +9,14 @@ eagerly; `eager_calls` counts them by name. Everything that is no function is Fl
 from __future__ import annotations
 
 import collections
+import importlib
 import types
 import warnings
 from typing import Any
 
-import flambeau
 from flambeau.compiler.compiled import CompiledFunction
 
+flambeau: Any = importlib.import_module("flambeau")  # the whole package, which stands above this one
 eager_calls: collections.Counter = collections.Counter()
 compiled_calls: collections.Counter = collections.Counter()
 FACTORIES = (
