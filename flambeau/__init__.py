@@ -116,7 +116,20 @@ _ELSEWHERE = {
 }
 
 # Imported when first used.
-_PACKAGES = ("accelerator", "backends", "compiler", "cuda", "mps", "optim", "signal", "utils", "version", "xpu")
+_PACKAGES = (
+    "accelerator",
+    "backends",
+    "compiler",
+    "cuda",
+    "distributed",
+    "mps",
+    "multiprocessing",
+    "optim",
+    "signal",
+    "utils",
+    "version",
+    "xpu",
+)
 
 # PyTorch's names that are refused, and why.
 _UNSIGNED = "Flambeau's integers are uint8, int8, int16, int32 and int64. Use a wider signed one."

@@ -37,7 +37,7 @@ LAYERS: dict[int, tuple[str, ...]] = {
     9: (
         "nn", "optim", "distributions", "linalg", "fft", "masked", "special", "random", "serialization", "interop", "utils", "amp",
         "testing", "profiler", "library", "backends", "ops", "forms", "tensor_methods", "sim", "cpu", "cuda",
-        "mps", "xpu", "accelerator", "signal",
+        "mps", "xpu", "accelerator", "signal", "multiprocessing",
     ),
     10: ("quantization", "distributed"),
     11: ("models", "hub", "tools"),

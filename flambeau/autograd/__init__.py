@@ -5,19 +5,18 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from flambeau._tensor import Tensor
 from flambeau.autograd.api import backward, grad
 from flambeau.tape.grad_mode import enable_grad, inference_mode, no_grad, set_grad_enabled
 
 HOMES = {
     "Function": "function",
+    "Variable": "variable",
     "detect_anomaly": "anomaly",
     "gradcheck": "numerical_check",
     "gradgradcheck": "numerical_check",
     "set_detect_anomaly": "anomaly",
 }
-SUBMODULES = ("anomaly", "function", "functional", "graph", "numerical_check")
-Variable = Tensor
+SUBMODULES = ("anomaly", "function", "functional", "graph", "numerical_check", "variable")
 
 
 def __getattr__(name: str) -> Any:

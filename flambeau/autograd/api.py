@@ -33,6 +33,7 @@ def grad(
     grad_outputs: Any = None,
     retain_graph: bool | None = None,
     create_graph: bool = False,
+    only_inputs: bool = True,
     allow_unused: bool | None = None,
     is_grads_batched: bool = False,
     materialize_grads: bool = False,
@@ -41,6 +42,10 @@ def grad(
 
     Raises: RuntimeError for an input that was not used unless `allow_unused`.
     """
+    if not only_inputs:
+        raise ValueError(
+            "grad: only_inputs must be True: .grad is never accumulated into, got False. Call backward() for that."
+        )
     outputs, inputs = _tuple(outputs), _tuple(inputs)
     grads: Sequence = _tuple(grad_outputs) if grad_outputs is not None else (None,) * len(outputs)
     for i, x in enumerate(inputs):
@@ -76,11 +81,10 @@ def _batched(
             outputs,
             inputs,
             [None if g is None else g[i] for g in grads],
-            True,
-            create_graph,
-            allow_unused,
-            False,
-            materialize,
+            retain_graph=True,
+            create_graph=create_graph,
+            allow_unused=allow_unused,
+            materialize_grads=materialize,
         )
         for i in range(sizes.pop())
     ]

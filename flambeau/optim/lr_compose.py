@@ -164,7 +164,7 @@ class SequentialLR(LRScheduler):
         at = bisect_right(self._milestones, self.last_epoch)
         scheduler = self._schedulers[at]
         if at > 0 and self._milestones[at - 1] == self.last_epoch:
-            scheduler.step(0)
+            scheduler._move(0)  # as step(0), whose warning is for users
         else:
             scheduler.step()
         self._last_lr = scheduler.get_last_lr()

@@ -243,3 +243,54 @@ def test_types_of_python_as_dtypes() -> None:
         x.to("float32")
     with pytest.raises(TypeError, match="a dtype, a device or a tensor"):
         x.to(3)
+
+
+def test_variable_is_a_tensor() -> None:
+    from flambeau.autograd import Variable
+
+    x = torch.ones(2)
+    v = Variable(x, requires_grad=True)
+    assert isinstance(v, Variable) and isinstance(x, Variable) and not isinstance(3, Variable)
+    assert v.requires_grad and not x.requires_grad and v.data_ptr() == x.data_ptr()
+    with pytest.raises(TypeError, match="must be a tensor"):
+        Variable([1.0])
+    (g,) = torch.autograd.grad(outputs=(v * 2).sum(), inputs=v, only_inputs=True)
+    assert g.tolist() == [2, 2]
+
+
+def test_no_process_groups() -> None:
+    assert torch.distributed.is_available() is False
+    assert not torch.distributed.is_initialized()
+    with pytest.raises(AttributeError, match="is_available"):
+        _ = torch.distributed.init_process_group
+
+
+def _work(rank: int, path: str) -> None:
+    if rank > 1:
+        raise ValueError("rank two")
+    with open(f"{path}/{rank}", "w") as file:
+        file.write(str(torch.ones(2).sum().item()))
+
+
+def test_spawn(tmp_path) -> None:
+    torch.multiprocessing.spawn(_work, (str(tmp_path),), nprocs=2)
+    assert [(tmp_path / str(i)).read_text() for i in range(2)] == ["2.0", "2.0"]
+    with pytest.raises(torch.multiprocessing.ProcessRaisedException, match="process 2 .*(?s:.*)rank two"):
+        torch.multiprocessing.spawn(_work, (str(tmp_path),), nprocs=3)
+    with pytest.raises(ValueError, match="file_system"):
+        torch.multiprocessing.set_sharing_strategy("file_descriptor")
+
+
+def test_sequential_schedules_do_not_warn(recwarn: pytest.WarningsRecorder) -> None:
+    schedules = torch.optim.lr_scheduler
+    optimizer = torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=1.0)
+    whole = schedules.SequentialLR(
+        optimizer, [schedules.ConstantLR(optimizer, 0.1), schedules.ExponentialLR(optimizer, 0.5)], [2]
+    )
+    rates = []
+    for _ in range(4):
+        optimizer.step()
+        rates.append(optimizer.param_groups[0]["lr"])
+        whole.step()
+    assert rates == pytest.approx([0.1, 0.1, 1.0, 0.5])
+    assert not [w for w in recwarn.list if "epoch" in str(w.message)]

@@ -29,7 +29,6 @@ SUBMODULES = (
     "init",
     "parametrizations",
     "parametrize",
-    "prune",
     "rnn",
     "stateless",
 )
