@@ -86,6 +86,7 @@ class _Scheduler:
             for v in node.outputs:
                 if v in self.roots:
                     self._place(v)
+        self._find_readers()
         for target, v in self.graph.writes:
             if self._writes_directly(target, v):
                 self.buffers[v] = self.buffers[target]
@@ -139,6 +140,16 @@ class _Scheduler:
         while v.node is not None and v.node.op.kind == VIEW:
             v = v.node.inputs[0]
         return v
+
+    def _find_readers(self) -> None:
+        """Who reads what, once everything has its place: (root, its position, value read, map) by what is behind the views of the value."""
+        self.wanted = {self._through_views(v) for v in self.graph.results()}
+        self.readers: dict[Value, list[tuple[Value, int, Value, IndexMap | None]]] = {}
+        for root, position in self.position.items():
+            node = root.node
+            reads = [(x, None) for x in node.inputs] if node.op.kind in (TEMPLATE, EXTERNAL) else self._leaves(root)
+            for x, m in reads:
+                self.readers.setdefault(self._through_views(x), []).append((root, position, x, m))
 
     # ------------------------------------------------------------------ grouping
     def _leaves(self, root: Value) -> list[tuple[Value, IndexMap]]:
@@ -477,18 +488,13 @@ class _Scheduler:
             return False
         if node.op.kind == ASSEMBLE and (node.op.rules.base is None or node.inputs[node.op.rules.base] is not target):
             return False
-        if any(self._through_views(o) is target for o in self.graph.results()):
+        if target in self.wanted:
             return False
         whole = identity(target.spec.ndim, target.spec.shape)
-        for other, position in self.position.items():
-            node = other.node
-            reads = [(x, None) for x in node.inputs] if node.op.kind in (TEMPLATE, EXTERNAL) else self._leaves(other)
-            for x, m in reads:
-                if self._through_views(x) is target and (
-                    position > at or (position == at and (x is not target or m != whole))
-                ):
-                    return False
-        return True
+        return not any(
+            position > at or (position == at and (x is not target or m != whole))
+            for _, position, x, m in self.readers.get(target, ())
+        )
 
 
 def _replace(a: Any, specs) -> Any:
@@ -618,25 +624,16 @@ class _GroupEmitter:
 
     def _used_later(self) -> set[Value]:
         """Roots that somebody outside this kernel reads."""
-        wanted = {self.s._through_views(v) for v in self.s.graph.results()}
+        s = self.s
+        at = s.position[self.group.roots[0]]
         found = set()
         for root in self.group.roots:
-            if root in wanted:
+            for other, position, _, _ in s.readers.get(root, ()):
+                if position != at or other not in self.inside or other.node.op.kind in (TEMPLATE, EXTERNAL):
+                    found.add(root)
+                    break
+            if root in s.wanted:
                 found.add(root)
-        at = self.s.position[self.group.roots[0]]
-        for other, position in self.s.position.items():
-            if position == at and other.node.op.kind not in (TEMPLATE, EXTERNAL):
-                if other in self.inside:
-                    continue
-            reads = (
-                other.node.inputs
-                if other.node.op.kind in (TEMPLATE, EXTERNAL)
-                else [v for v, _ in self.s._leaves(other)]
-            )
-            for v in reads:
-                source = self.s._through_views(v)
-                if source in self.inside:
-                    found.add(source)
         return found
 
     def _is_full(self, root: Value) -> bool:
