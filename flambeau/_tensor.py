@@ -624,10 +624,8 @@ def host_values(t: Tensor) -> list:
     """The elements in row-major order as Python numbers."""
     if t.ptr is None:
         traced_value_error(t)
-    if bind.MODES:
-        recording.refuse_values("item")
-    if type(t.storage) is Storage and type(t.storage.free) is not list:
-        recording.check_computed(t)
+    if recording.USED:
+        recording.check_read("item", t)
     if t.spec.numel == 0:
         return []
     if t.spec.dtype.name == "bfloat16":
@@ -658,7 +656,7 @@ def traced_value_error(t: Tensor) -> None:
 def bytes_at(address: int, count: int) -> bytes:
     import ctypes
 
-    if bind.MODES:
+    if recording.USED:
         recording.refuse_values("print")
     return ctypes.string_at(address, count)
 

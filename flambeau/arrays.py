@@ -18,7 +18,6 @@ from flambeau.core.device import CPU
 from flambeau.core.dtype import BY_NAME
 from flambeau.core.spec import Spec
 from flambeau.engine import recording
-from flambeau.ir.bind import MODES
 from flambeau.ir.op import REGISTRY
 
 
@@ -79,9 +78,8 @@ def to_numpy(t: Tensor, *, force: bool = False) -> Any:
         raise TypeError(message("numpy", "the tensor must be on the CPU", str(t.device), "Call .cpu() first."))
     if t.ptr is None:
         traced_value_error(t)
-    if MODES:
-        recording.refuse_values("numpy")
-    recording.check_computed(t)
+    if recording.USED:
+        recording.check_read("numpy", t)
     if t.spec.dtype.name == "bfloat16":
         raise TypeError("numpy: there is no bfloat16 in NumPy. Call .float() first.")
     spec = t.spec

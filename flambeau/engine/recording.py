@@ -153,6 +153,9 @@ class Recording:
 
 
 # ------------------------------------------------------------------ which one is on
+USED: list[bool] = []  # not empty once a recording was begun in this process: what reads values asks this first
+
+
 class _Current(threading.local):
     recording: Recording | None = None
 
@@ -192,6 +195,7 @@ def begin(recording: Recording) -> None:
             "Capture around the call instead: what it runs is recorded."
         )
     _current.recording = recording
+    USED[:] = [True]
     bind.MODES.append(recording)
 
 
@@ -238,22 +242,24 @@ def refuse_host_work(name: str) -> None:
         _current.recording.refuse(name, "is no kernel, so a replay would not repeat it", "Do it before the capture.")
 
 
-def check_computed(tensor: Any) -> None:
-    """Raises: RuntimeError for memory of a graph that no replay has written yet."""
+def check_read(name: str, tensor: Any) -> None:
+    """Raises: RuntimeError while this thread records, and for memory of a graph that no replay has written yet."""
+    refuse_values(name)
     free = getattr(tensor.storage, "free", None)
     if type(free) is Returning and not free.pool.written:
         raise RuntimeError(
-            "item: this tensor was made while a graph was captured, and has no values before the graph's first replay(). "
+            f"{name}: this tensor was made while a graph was captured, and has no values before the graph's first replay(). "
             "A capture that failed gives none at all: make the tensor again outside."
         )
 
 
 __all__ = [
+    "USED",
     "Recording",
     "active",
     "adds_in_place",
     "begin",
-    "check_computed",
+    "check_read",
     "current",
     "end",
     "is_below",
