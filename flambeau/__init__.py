@@ -29,7 +29,6 @@ from flambeau.core.limits import *
 from flambeau.core.spec import Size
 from flambeau.engine.eager import set_num_threads
 from flambeau.factories import *
-from flambeau.factories import install as _install_factories
 from flambeau.forms.counting import *
 from flambeau.forms.counting import install as _install_counting
 from flambeau.forms.join import *
@@ -39,6 +38,7 @@ from flambeau.forms.legacy import install as _install_legacy
 from flambeau.forms.legacy import typename
 from flambeau.forms.linear_algebra import *
 from flambeau.forms.linear_algebra import install as _install_linear_algebra
+from flambeau.forms.made_alike import install as _install_made_alike
 from flambeau.forms.pointwise import *
 from flambeau.forms.pointwise import install as _install_pointwise
 from flambeau.forms.questions import *
@@ -76,7 +76,7 @@ from flambeau.version import __version__
 
 globals().update(_BY_NAME)
 globals().update(_ALIASES)
-_install_factories()
+_install_made_alike()
 _install_shapes()
 _install_joins()
 _install_linear_algebra()

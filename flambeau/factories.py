@@ -24,6 +24,7 @@ from flambeau.core.determinism import wanted
 from flambeau.core.device import CPU, as_device
 from flambeau.core.dtype import (
     BY_NAME,
+    as_dtype,
     dtype,
     dtype_of_number,
     float32,
@@ -32,6 +33,7 @@ from flambeau.core.dtype import (
     int64,
     promote_types,
 )
+from flambeau.core.dtype import dtype as DType
 from flambeau.core.formats import memory_format, preserve_format, strides_in
 from flambeau.core.layout import contiguous_strides, has_internal_overlap
 from flambeau.core.limits import iinfo
@@ -111,6 +113,13 @@ def finished(t: Tensor, requires_grad: bool, out: Tensor | None = None) -> Tenso
     return t.requires_grad_() if requires_grad else t
 
 
+def _wanted(given: Any, default: DType | None = None) -> DType:
+    """The dtype that is asked for (Python's number types are some, too), or the default: the default dtype unless told."""
+    if given is None:
+        return get_default_dtype() if default is None else default
+    return given if type(given) is DType else as_dtype("dtype", given)
+
+
 # ------------------------------------------------------------------ filled
 def _filled(size: tuple[int, ...], value: Any, d: dtype, device: Any) -> Tensor:
     return _FULL(size, value, dtype=d, device=CPU if device is None else as_device(device))
@@ -129,7 +138,8 @@ def unset(spec: Spec) -> Tensor:
 
 
 def empty(
-    *size: Any,
+    *sizes: Any,
+    size: Any = None,
     out: Tensor | None = None,
     dtype: dtype | None = None,
     layout: Any = None,
@@ -139,10 +149,10 @@ def empty(
     memory_format: Any = None,
 ) -> Tensor:
     """A tensor whose values are not set."""
-    if not size and memory_format is None:
-        size = ((),)
-    shape = sizes_of(size, "empty")
-    d, where = dtype or get_default_dtype(), as_device(device)
+    if not sizes and size is None and memory_format is None:
+        size = ()
+    shape = sizes_of(sizes if size is None else (size,), "empty")
+    d, where = _wanted(dtype), as_device(device)
     spec = (
         Spec.of(shape, d, where)
         if memory_format is None
@@ -152,7 +162,8 @@ def empty(
 
 
 def zeros(
-    *size: Any,
+    *sizes: Any,
+    size: Any = None,
     out: Tensor | None = None,
     dtype: dtype | None = None,
     layout: Any = None,
@@ -160,11 +171,14 @@ def zeros(
     requires_grad: bool = False,
 ) -> Tensor:
     """A tensor of zeros."""
-    return finished(_filled(sizes_of(size, "zeros"), 0, dtype or get_default_dtype(), device), requires_grad, out)
+    return finished(
+        _filled(sizes_of(sizes if size is None else (size,), "zeros"), 0, _wanted(dtype), device), requires_grad, out
+    )
 
 
 def ones(
-    *size: Any,
+    *sizes: Any,
+    size: Any = None,
     out: Tensor | None = None,
     dtype: dtype | None = None,
     layout: Any = None,
@@ -172,7 +186,9 @@ def ones(
     requires_grad: bool = False,
 ) -> Tensor:
     """A tensor of ones."""
-    return finished(_filled(sizes_of(size, "ones"), 1, dtype or get_default_dtype(), device), requires_grad, out)
+    return finished(
+        _filled(sizes_of(sizes if size is None else (size,), "ones"), 1, _wanted(dtype), device), requires_grad, out
+    )
 
 
 def full(
@@ -187,11 +203,11 @@ def full(
 ) -> Tensor:
     """A tensor of `size` filled with one value; its dtype is the value's unless told."""
     if isinstance(fill_value, Tensor):
-        dtype = dtype or fill_value.dtype
+        dtype = _wanted(dtype, fill_value.dtype)
         fill_value = fill_value.item()
     elif hasattr(fill_value, "item"):
         fill_value = fill_value.item()
-    d = dtype or (out.dtype if out is not None else dtype_of_number(fill_value))
+    d = _wanted(dtype, out.dtype if out is not None else dtype_of_number(fill_value))
     if d.kind in "iu" and isinstance(fill_value, int) and not _fits(fill_value, d):
         raise RuntimeError(
             message(
@@ -207,12 +223,12 @@ def scalar_tensor(
     s: Any, *, dtype: dtype | None = None, layout: Any = None, device: Any = None, requires_grad: bool = False
 ) -> Tensor:
     """A 0-dim tensor of one value, in the default dtype unless told."""
-    return full((), s, dtype=dtype or get_default_dtype(), device=device, requires_grad=requires_grad)
+    return full((), s, dtype=_wanted(dtype), device=device, requires_grad=requires_grad)
 
 
 def spec_like(input: Tensor, dtype: dtype | None, device: Any, form: memory_format | None) -> Spec:
     """A spec of the input's shape: in its memory order (preserve_format), or in another."""
-    d, where = dtype or input.dtype, input.device if device is None else as_device(device)
+    d, where = _wanted(dtype, input.dtype), input.device if device is None else as_device(device)
     if form is None or form is preserve_format:
         strides = dense_strides_like(input.shape, [input.spec.plain()]) or contiguous_strides(input.shape)
     else:
@@ -306,7 +322,7 @@ def empty_strided(
                 f"{list(shape)} and {list(strides)}",
             )
         )
-    return finished(unset(Spec.get(shape, strides, dtype or get_default_dtype(), as_device(device))), requires_grad)
+    return finished(unset(Spec.get(shape, strides, _wanted(dtype), as_device(device))), requires_grad)
 
 
 def empty_permuted(
@@ -335,7 +351,7 @@ def empty_permuted(
     for d in reversed(order):
         strides[d] = step
         step *= max(1, shape[d])
-    return finished(unset(Spec.get(shape, strides, dtype or get_default_dtype(), as_device(device))), requires_grad)
+    return finished(unset(Spec.get(shape, strides, _wanted(dtype), as_device(device))), requires_grad)
 
 
 # ------------------------------------------------------------------ counted and spaced
@@ -378,7 +394,7 @@ def arange(
                 f"{start} -> {end}, step {step}",
             )
         )
-    d = dtype or (out.dtype if out is not None else int64 if whole else get_default_dtype())
+    d = _wanted(dtype, out.dtype if out is not None else int64 if whole else get_default_dtype())
     if whole:
         count = -(-(end - start) // step)
     elif d.is_integral:
@@ -417,7 +433,7 @@ def range(
         raise RuntimeError(
             message("range", "bounds must be consistent with a nonzero step", f"{start} -> {end}, step {step}")
         )
-    d = dtype or get_default_dtype()
+    d = _wanted(dtype)
     kind = int if d.is_integral else float
     t = REGISTRY["iota"](
         (math.floor((end - start) / step) + 1,), kind(start), kind(step), dtype=d, device=as_device(device)
@@ -448,7 +464,7 @@ def _check_steps(op: str, steps: Any) -> None:
 
 def _space_type(start: Any, end: Any, given: dtype | None) -> dtype:
     if given is not None:
-        return given
+        return _wanted(given)
     return (
         get_default_dtype().to_complex()
         if isinstance(start, complex) or isinstance(end, complex)
@@ -550,7 +566,7 @@ def eye(
             message("eye", "n and m must not be negative (n must be greater or equal to 0)", f"{n}, {m}")
         )
     return finished(
-        REGISTRY["identity_matrix"](int(n), int(m), dtype=dtype or get_default_dtype(), device=as_device(device)),
+        REGISTRY["identity_matrix"](int(n), int(m), dtype=_wanted(dtype), device=as_device(device)),
         requires_grad,
         out,
     )
@@ -609,9 +625,10 @@ def tensor(
     number.
     """
     kind = type(data)
+    dtype = dtype if dtype is None else _wanted(dtype)
     if kind is float or kind is int and -(1 << 31) < data < 1 << 31 and (dtype is None or dtype.kind not in "iu"):
         t = (
-            _filled((), data, dtype or (get_default_dtype() if kind is float else int64), None)
+            _filled((), data, _wanted(dtype, None if kind is float else int64), None)
             if dtype is None or dtype.kind in "fc"
             else _copied(data, dtype)
         )
@@ -841,6 +858,7 @@ def _half(x: float) -> float:
 
 def as_tensor(data: Any, dtype: dtype | None = None, device: Any = None) -> Tensor:
     """`data` as a tensor: itself or its memory where nothing has to change, else a copy."""
+    dtype = dtype if dtype is None else _wanted(dtype)
     if isinstance(data, Tensor):
         t = data
     elif _is_array(data):
@@ -903,125 +921,3 @@ def frombuffer(buffer: Any, *, dtype: dtype, count: int = -1, offset: int = 0, r
     bytes_ = raw[offset : offset + count * dtype.itemsize]
     t = from_numpy(bytes_ if bytes_.flags.writeable else bytes_.copy())
     return finished(t if t.dtype is dtype else t.view(dtype), requires_grad)
-
-
-# ------------------------------------------------------------------ methods
-def new_tensor(
-    self: Tensor,
-    data: Any,
-    *,
-    dtype: dtype | None = None,
-    device: Any = None,
-    requires_grad: bool = False,
-    layout: Any = None,
-    pin_memory: bool = False,
-) -> Tensor:
-    """A copy of `data` in this tensor's dtype and device unless told."""
-    return tensor(
-        data, dtype=dtype or self.dtype, device=self.device if device is None else device, requires_grad=requires_grad
-    )
-
-
-def new_empty(
-    self: Tensor,
-    *size: Any,
-    dtype: dtype | None = None,
-    device: Any = None,
-    requires_grad: bool = False,
-    layout: Any = None,
-    pin_memory: bool = False,
-) -> Tensor:
-    """A tensor of `size` whose values are not set, in this tensor's dtype and device unless told."""
-    return empty(
-        sizes_of(_named(size), "new_empty"),
-        dtype=dtype or self.dtype,
-        device=self.device if device is None else device,
-        requires_grad=requires_grad,
-    )
-
-
-def new_empty_strided(
-    self: Tensor,
-    size: Any,
-    stride: Any,
-    dtype: dtype | None = None,
-    layout: Any = None,
-    device: Any = None,
-    pin_memory: bool = False,
-    requires_grad: bool = False,
-) -> Tensor:
-    """As `empty_strided`, in this tensor's dtype and device unless told."""
-    return empty_strided(
-        size,
-        stride,
-        dtype=dtype or self.dtype,
-        device=self.device if device is None else device,
-        requires_grad=requires_grad,
-    )
-
-
-def new_zeros(
-    self: Tensor,
-    *size: Any,
-    dtype: dtype | None = None,
-    device: Any = None,
-    requires_grad: bool = False,
-    layout: Any = None,
-    pin_memory: bool = False,
-) -> Tensor:
-    """Zeros of `size` in this tensor's dtype and device unless told."""
-    return zeros(
-        sizes_of(_named(size), "new_zeros"),
-        dtype=dtype or self.dtype,
-        device=self.device if device is None else device,
-        requires_grad=requires_grad,
-    )
-
-
-def new_ones(
-    self: Tensor,
-    *size: Any,
-    dtype: dtype | None = None,
-    device: Any = None,
-    requires_grad: bool = False,
-    layout: Any = None,
-    pin_memory: bool = False,
-) -> Tensor:
-    """Ones of `size` in this tensor's dtype and device unless told."""
-    return ones(
-        sizes_of(_named(size), "new_ones"),
-        dtype=dtype or self.dtype,
-        device=self.device if device is None else device,
-        requires_grad=requires_grad,
-    )
-
-
-def new_full(
-    self: Tensor,
-    size: Any,
-    fill_value: Any,
-    *,
-    dtype: dtype | None = None,
-    device: Any = None,
-    requires_grad: bool = False,
-    layout: Any = None,
-    pin_memory: bool = False,
-) -> Tensor:
-    """One value of `size` in this tensor's dtype and device unless told."""
-    return full(
-        size,
-        fill_value,
-        dtype=dtype or self.dtype,
-        device=self.device if device is None else device,
-        requires_grad=requires_grad,
-    )
-
-
-def _named(size: tuple) -> tuple:
-    return size if size else ((),)
-
-
-def install() -> None:
-    """Hang the methods on Tensor."""
-    for f in (new_tensor, new_empty, new_empty_strided, new_zeros, new_ones, new_full):
-        setattr(Tensor, f.__name__, f)

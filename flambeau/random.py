@@ -19,13 +19,13 @@ from typing import Any
 
 from flambeau._tensor import Tensor
 from flambeau._tensor import empty as tensor_of
-from flambeau.base.errors import message
+from flambeau.base.errors import TraceError, message
 from flambeau.core.device import as_device
+from flambeau.core.dtype import as_dtype, get_default_dtype, int64, uint8
 from flambeau.core.dtype import dtype as DType
-from flambeau.core.dtype import get_default_dtype, int64, uint8
 from flambeau.core.spec import Spec
 from flambeau.engine import in_place, recording
-from flambeau.factories import empty
+from flambeau.factories import empty, sizes_of
 from flambeau.ir import tracing
 from flambeau.ir.bind import MODES
 from flambeau.ir.op import REGISTRY
@@ -72,6 +72,7 @@ class Generator:
     def manual_seed(self, seed: int) -> Generator:
         """Start again from `seed`. Raises: ValueError unless -2**63 <= seed < 2**64."""
         recording.refuse_host_work("manual_seed")
+        _refuse_in_trace("manual_seed")
         seed = int(seed)
         if not -(1 << 63) <= seed < MANY_BITS:
             raise ValueError(message("manual_seed", "the seed must be in [-2**63, 2**64)", str(seed)))
@@ -92,6 +93,7 @@ class Generator:
 
     def get_state(self) -> Tensor:
         """The state as 16 bytes: the seed and the number of draws."""
+        _refuse_in_trace("get_state")
         raw = self._seed.to_bytes(8, "little") + self._count.to_bytes(8, "little")
         state = empty(16, dtype=uint8)
         _write(state, raw)
@@ -109,6 +111,7 @@ class Generator:
             )
         if state.numel() != 16:
             raise RuntimeError(message("set_state", "a state has 16 bytes", f"{state.numel()}"))
+        _refuse_in_trace("set_state")
         raw = bytes(state.tolist())
         with self._lock:
             self._seed, self._count = int.from_bytes(raw[:8], "little"), int.from_bytes(raw[8:], "little")
@@ -143,6 +146,13 @@ class Generator:
 
     def __reduce__(self):
         return (_generator_from, (str(self.device), self._seed, self._count))
+
+
+def _refuse_in_trace(name: str) -> None:
+    """Raises: TraceError in a trace that is replayed: a replay would not read or set the generator."""
+    trace = tracing.current() if MODES else None
+    if trace is not None and trace.repeats:
+        raise TraceError(f"{name}: a compiled function cannot read or set the state of a generator. Call it outside.")
 
 
 def _generator_from(device: str, seed: int, count: int) -> Generator:
@@ -193,6 +203,8 @@ def set_rng_state(new_state: Tensor) -> None:
 @contextlib.contextmanager
 def fork_rng(devices: Any = None, enabled: bool = True, device_type: str = "cpu") -> Iterator[None]:
     """Draws inside do not move the default generator."""
+    if enabled:
+        _refuse_in_trace("fork_rng")
     before = default_generator.clone_state() if enabled else None
     try:
         yield
@@ -202,12 +214,8 @@ def fork_rng(devices: Any = None, enabled: bool = True, device_type: str = "cpu"
 
 
 # ------------------------------------------------------------------ factories
-def _sizes(size: tuple, named: Any = None) -> tuple[int, ...]:
-    if named is not None:
-        size = (named,)
-    if len(size) == 1 and isinstance(size[0], (tuple, list)):
-        size = size[0]
-    return tuple(int(n) for n in size)
+def _sizes(name: str, size: tuple, named: Any = None) -> tuple[int, ...]:
+    return sizes_of(size if named is None else (named,), name)
 
 
 def _finish(made: Tensor, out: Tensor | None, requires_grad: bool) -> Tensor:
@@ -219,7 +227,7 @@ def _finish(made: Tensor, out: Tensor | None, requires_grad: bool) -> Tensor:
 
 
 def _float_type(name: str, wanted: DType | None) -> DType:
-    d = wanted or get_default_dtype()
+    d = get_default_dtype() if wanted is None else as_dtype(name, wanted)
     if not d.is_inexact:
         raise RuntimeError(
             message(name, "the dtype must be floating point or complex (not implemented for integers)", d.name)
@@ -241,7 +249,7 @@ def rand(
 ) -> Tensor:
     """Uniform numbers in [0, 1)."""
     made = REGISTRY["random_uniform"](
-        None, _sizes(sizes, size), 0.0, 1.0, *draw(generator), _float_type("rand", dtype), device
+        None, _sizes("rand", sizes, size), 0.0, 1.0, *draw(generator), _float_type("rand", dtype), device
     )
     return _finish(made, out, requires_grad)
 
@@ -260,7 +268,7 @@ def randn(
 ) -> Tensor:
     """Normal numbers of mean 0 and variance 1."""
     made = REGISTRY["random_normal"](
-        None, _sizes(sizes, size), 0.0, 1.0, *draw(generator), _float_type("randn", dtype), device
+        None, _sizes("randn", sizes, size), 0.0, 1.0, *draw(generator), _float_type("randn", dtype), device
     )
     return _finish(made, out, requires_grad)
 
@@ -286,7 +294,14 @@ def randint(
     if size is None:
         raise TypeError("randint: argument 'size' is missing. Write randint(low, high, (n, m)).")
     made = _integers(
-        "randint", None, tuple(int(n) for n in size), int(low), int(high), generator, dtype or int64, device
+        "randint",
+        None,
+        sizes_of((size,), "randint"),
+        int(low),
+        int(high),
+        generator,
+        as_dtype("randint", dtype or int64),
+        device,
     )
     return _finish(made, out, requires_grad)
 

@@ -294,3 +294,37 @@ def test_sequential_schedules_do_not_warn(recwarn: pytest.WarningsRecorder) -> N
         whole.step()
     assert rates == pytest.approx([0.1, 0.1, 1.0, 0.5])
     assert not [w for w in recwarn.list if "epoch" in str(w.message)]
+
+
+def test_dtypes_and_sizes_of_factories() -> None:
+    for make in (torch.zeros, torch.ones, torch.empty, torch.rand, torch.randn):
+        assert make(size=(2, 3)).shape == make(2, 3).shape == make([2, 3]).shape == (2, 3)
+        with pytest.raises(TypeError, match=f"{make.__name__}: sizes must be ints"):
+            make("a")
+        with pytest.raises(RuntimeError, match=f"{make.__name__}: sizes must not be negative"):
+            make(-1)
+        assert make(2, dtype=float).dtype is torch.float64
+    assert torch.tensor([1.5], dtype=int).tolist() == [1]
+    assert torch.arange(3, dtype=float).dtype is torch.full((2,), 1, dtype=float).dtype is torch.float64
+    with pytest.raises(TypeError, match="Write flambeau.float32"):
+        torch.zeros(2, dtype="float32")
+
+
+def test_new_tensors() -> None:
+    x = torch.ones(2, dtype=torch.float64)
+    for made, shape in (
+        (x.new_zeros(3), (3,)),
+        (x.new_ones(2, 3), (2, 3)),
+        (x.new_empty((2, 3)), (2, 3)),
+        (x.new_full((2,), 7), (2,)),
+        (x.new_zeros(size=(4,)), (4,)),
+        (x.new_zeros(()), ()),
+        (x.new_empty_strided((2, 3), (1, 2)), (2, 3)),
+        (x.new_tensor([1, 2, 3]), (3,)),
+    ):
+        assert made.shape == shape
+        assert made.dtype is torch.float64
+    assert x.new_zeros(1, dtype=torch.int32).dtype is torch.int32
+    assert x.new_zeros(1, requires_grad=True).requires_grad
+    with pytest.raises(TypeError, match="new_zeros: no argument named 'dtyp'. Did you mean dtype"):
+        x.new_zeros(1, dtyp=torch.int32)
