@@ -90,7 +90,10 @@ class Spec:
         spec.shape, spec.strides, spec.dtype, spec.device = shape, strides, dtype_, device_
         spec.ndim, spec.numel = len(shape), math.prod(shape)
         spec.contiguous = is_contiguous(shape, strides)
-        extent = 1 + sum((n - 1) * abs(s) for n, s in zip(shape, strides)) if spec.numel else 0
+        if spec.contiguous:
+            extent = spec.numel
+        else:
+            extent = 1 + sum([(n - 1) * abs(s) for n, s in zip(shape, strides)]) if spec.numel else 0
         spec.nbytes = extent * dtype_.itemsize  # from the lowest element to the highest
         spec.free = spec.size_class = None  # filled by the engine when memory is first asked for
         spec.is_slow, spec._twin = False, None

@@ -1,8 +1,9 @@
 """Symbolic sizes: ints that remember where they came from.
 
 A `SymInt` is an int (the size at hand while a function is traced) with an expression over named sizes. Arithmetic keeps the expression;
-a comparison answers for the size at hand and is recorded as a guard, to be checked before the trace is reused for other sizes. Whatever
-turns it into a plain number (`int()`, `range()`, indexing) is a guard too: the trace is then good for that size only.
+a comparison answers for the size at hand and is recorded as a guard, to be checked before the trace is reused for other sizes. What turns it
+into a plain number (`int()`, shifts) is a guard too: the trace is then good for that size only. Python's own C code (`range`, indexing, tuples
+repeated, a float times a size) sees an int and leaves no guard.
 
     n = SymInt.named("s0", 5, guards)
     (n * 2 + 1).evaluate({"s0": 7})      15
@@ -13,7 +14,7 @@ May not know: shapes, graphs. Entry: `SymInt.named`, `evaluate`.
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 _APPLY = {
@@ -71,6 +72,8 @@ class SymInt(int):
         return found
 
     def _binary(self, name: str, other: Any, swap: bool = False) -> Any:
+        if isinstance(other, float):
+            return _APPLY[name](other, int(self)) if swap else _APPLY[name](int(self), other)
         if not isinstance(other, int):
             return NotImplemented
         a, b = (other, self) if swap else (self, other)
@@ -177,6 +180,23 @@ class SymInt(int):
         return show(self.expression)
 
 
+def _as_plain(name: str) -> Callable[..., Any]:
+    method = getattr(int, name)
+
+    def run(self: SymInt, *args: Any) -> Any:
+        return method(int(self), *args)
+
+    return run
+
+
+# What keeps no expression is a guard, as int() is.
+for _name in (
+    "bit_length", "bit_count", "to_bytes", "__lshift__", "__rlshift__", "__rshift__", "__rrshift__", "__and__", "__rand__", "__or__",
+    "__ror__", "__xor__", "__rxor__", "__pow__", "__rpow__", "__invert__", "__round__", "__floor__", "__ceil__", "__trunc__",
+):  # fmt: skip
+    setattr(SymInt, _name, _as_plain(_name))
+
+
 def plain(x: int) -> int:
     """The size at hand, without a guard."""
     return int.__add__(x, 0)
@@ -197,8 +217,34 @@ def evaluate(expression: Any, sizes: Mapping[str, int]) -> Any:
         return sizes[expression]
     if isinstance(expression, tuple):
         name, *operands = expression
+        if name == "call":
+            function, place, *operands = operands
+            return function(*(evaluate(x, sizes) for x in operands))[place]
         return _APPLY[name](*(evaluate(x, sizes) for x in operands))
     return expression
+
+
+def python_of(expression: tuple, inner: Callable[[Any], str]) -> str:
+    """Python source of the outermost operation of an expression; `inner` gives that of its operands."""
+    name, *operands = expression
+    if name == "call":
+        function, place, *operands = operands
+        return f"{inner(function)}({', '.join(map(inner, operands))})[{place}]"
+    if name in ("abs", "max", "min"):
+        return f"{name}({', '.join(map(inner, operands))})"
+    if len(operands) == 1:
+        return f"-{inner(operands[0])}"
+    return f"{inner(operands[0])} {name} {inner(operands[1])}"
+
+
+def through(function: Callable[..., tuple], *arguments: Any) -> tuple:
+    """`function(*arguments)`, numbers computed from sizes by any code: for other sizes it is called again. No guard looks inside."""
+    guards = next((a.guards for a in arguments if isinstance(a, SymInt)), None)
+    found = function(*[plain(a) if isinstance(a, SymInt) else a for a in arguments])
+    if guards is None:
+        return found
+    given = [expression_of(a) for a in arguments]
+    return tuple(SymInt._made(x, ("call", function, i, *given), guards) for i, x in enumerate(found))
 
 
 def show(expression: Any) -> str:

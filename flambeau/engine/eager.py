@@ -13,15 +13,16 @@ from typing import Any
 
 from flambeau.base.settings import settings
 from flambeau.core.spec import NumberSpec, Spec
-from flambeau.engine import dense, instruments, recording, validate, watching
+from flambeau.engine import instruments, recording, sizes, validate, watching
 from flambeau.engine.plan import Launch, Plan, make_plan
 from flambeau.ir import tracing
 from flambeau.ir.bind import MODES
 from flambeau.ir.graph import Graph, infer, number_spec
-from flambeau.ir.op import REGISTRY, VIEW, Op
+from flambeau.ir.op import REGISTRY, TENSOR_ROLES, VIEW, Op
 from flambeau.runtime import launch
 
 MOST_PLANS = 8192  # per op, then the older half is dropped
+VALUE_ROLES = frozenset((*TENSOR_ROLES, "Scalar"))
 
 
 class Hooks:
@@ -42,12 +43,12 @@ class Info:
 
     __slots__ = ("op", "args", "plan", "specs", "view", "analyses", "by_bits", "positions", "single", "__weakref__")
 
-    def __init__(self, op: Op, args: tuple):
-        """`args` holds specs where tensors go, and number specs for run-time numbers."""
+    def __init__(self, op: Op, args: tuple, specs: tuple[Spec, ...] | None = None):
+        """`args` holds specs where tensors go, and number specs for run-time numbers. `specs` of the results, if they are known."""
         self.op, self.args = op, args
         self.view: tuple | None = None
         self.plan: Plan | None = None
-        self.specs: tuple[Spec, ...] = infer(op, args)
+        self.specs: tuple[Spec, ...] = specs or infer(op, args)
         self.analyses: dict = {}
         self.by_bits: dict = {}  # which inputs need a gradient -> analysis
         self.positions = (
@@ -67,12 +68,8 @@ class Info:
         return graph
 
     def make_plan(self) -> Plan:
-        key = dense.dense_key(self.op, self.args, self.specs)
-        self.plan = dense.derived(key, self.specs[0]) if key is not None else None
-        if self.plan is None:
-            self.plan = make_plan(self.graph(), self.specs[0].device if self.specs else None)
-            if key is not None:
-                dense.remember(key, self.plan, self.specs[0])
+        self.plan = make_plan(self.graph(), self.specs[0].device if self.specs else None)
+        sizes.learn(self)
         return self.plan
 
 
@@ -100,14 +97,15 @@ def normalise(op: Op, args: tuple) -> tuple:
     """Arguments with specs for tensors, number specs for run-time numbers, hashable attributes."""
     values = []
     for p, a in zip(op.params, args):
-        if p.is_tensor or p.role == "Scalar":
+        role = p.role
+        if role in VALUE_ROLES:
             if hasattr(a, "spec"):
                 values.append(a.spec.plain())
             elif isinstance(a, (list, tuple)):
-                values.append(tuple(x.spec.plain() if hasattr(x, "spec") else x for x in a))
-            elif p.role == "Scalar" and a == p.default and type(a) is type(p.default):
+                values.append(tuple([x.spec.plain() if hasattr(x, "spec") else x for x in a]))
+            elif role == "Scalar" and a == p.default and type(a) is type(p.default):
                 values.append(a)  # a default is part of the code
-            elif type(a) in (float, int) and p.role in ("Operand", "Scalar"):
+            elif type(a) in (float, int) and role in ("Operand", "Scalar"):
                 values.append(number_spec(type(a)))
             else:
                 values.append(a)
@@ -118,7 +116,7 @@ def normalise(op: Op, args: tuple) -> tuple:
 
 def key_of(args: tuple) -> tuple:
     """`1`, `1.0` and `True` are equal as keys: attributes count with their types."""
-    return tuple((type(a), a) if isinstance(a, (bool, int, float, complex)) else a for a in args)
+    return tuple([(type(a), a) if isinstance(a, (bool, int, float, complex)) else a for a in args])
 
 
 _infos: dict[Op, dict[tuple, Info]] = {}
@@ -139,14 +137,19 @@ def info_for(op: Op, args: tuple) -> Info:
             for old in list(table)[: MOST_PLANS // 2]:
                 table.pop(old, None)
             op.plans.clear()
-        found = table[key] = Info(op, normal)
+        known = sizes.derived(op, normal)
+        if known is None:
+            found = table[key] = Info(op, normal)
+        else:
+            found = table[key] = Info(op, normal, known[0])
+            found.plan = known[1]
     return found
 
 
 def forget_plans() -> None:
     """Drop every plan: something all of them depend on (threads, target, default dtype) has changed."""
     _infos.clear()
-    dense.forget()
+    sizes.forget()
     for table in other_plans:
         table.clear()
     for op in REGISTRY.values():

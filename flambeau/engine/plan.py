@@ -9,7 +9,6 @@ fast path needs nothing else. May not know: tensors, autograd.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -126,6 +125,9 @@ class Plan:
                 return self.error_position + len(self.shifts)
             return position[operand]
 
+        if self.kernels >= cache.LEAST_TO_FORK:
+            recipes = [s.recipe for s in result.steps if s.recipe is not None]
+            cache.compile_ahead((r.name, r.parameters, r.build) for r in dict.fromkeys(recipes))
         self.steps: list[Launch | Call] = []
         for s in result.steps:
             if s.recipe is None:
@@ -153,6 +155,7 @@ class Plan:
         ]
         self.blocks, self.block_of = self._shared_blocks()
         self.make: Callable | None = None  # from operands to tensors: filled by who runs the plan
+        self.layout: tuple | None = None  # of a native maker: the same for other sizes
 
     def _shared_blocks(self) -> tuple[list, list[int]]:
         """Blocks for temporaries and scratch, those of disjoint lifetimes in one; and per position behind the inputs the block it has
@@ -206,36 +209,64 @@ class Plan:
     def native_maker(self) -> Callable | None:
         """`make(*operands)`, a tensor or several, as one native call; None if a step is not a kernel or an output no memory of its own."""
         results = self.results()
-        if results is None or any(type(s) is not Launch or s.address is None for s in self.steps):
+        if results is None or any([type(s) is not Launch or s.address is None for s in self.steps]):
             return None
         for spec in results:
             prepare(spec)
+        if self.layout is None:
+            self.layout = self._native_layout()
+        inputs, shifted, positions = self.layout
+        make = objects.maker(
+            inputs,
+            results,
+            self.blocks,
+            [(p, nbytes) for p, (_, nbytes) in zip(shifted, self.shifts)],
+            [(s.address, s.words, p) for s, p in zip(self.steps, positions)],
+        )
+        return make if make is None or not self.may_fail else checking(make)
+
+    def _native_layout(self) -> tuple[int, list[int], list[list[int]]]:
+        """(number of inputs, what is shifted, operands of each step) with positions as a native maker counts them."""
         number = {position: i for i, (position, *_) in enumerate(self.outputs)}
         inputs = self.inputs + self.may_fail  # the error block is one more operand
         place = {i: i for i in range(self.inputs)}
         place[self.error_position] = self.inputs
         for i, block in enumerate(self.block_of):
             position = self.inputs + i
-            place[position] = inputs + (number[position] if block < 0 else len(results) + block)
-        first_shift = inputs + len(results) + len(self.blocks)
+            place[position] = inputs + (number[position] if block < 0 else len(number) + block)
+        first_shift = inputs + len(number) + len(self.blocks)
         for i in range(len(self.shifts)):
             place[self.error_position + 1 + i] = first_shift + i
-        make = objects.maker(
-            inputs,
-            results,
-            self.blocks,
-            [(place[position], nbytes) for position, nbytes in self.shifts],
-            [(s.address, s.words, [place[p] for p in s.positions]) for s in self.steps],
-        )
-        return make if make is None or not self.may_fail else checking(make)
+        return inputs, [place[p] for p, _ in self.shifts], [[place[p] for p in s.positions] for s in self.steps]
 
-    def resized(self, spec: Spec, words: tuple[int, ...]) -> Plan:
-        """This one-kernel plan with another parameter block and spec of its one result."""
-        plan = copy.copy(self)
-        prepare(spec)
-        step = self.steps[0]
-        plan.steps = [Launch(step.entry, step.positions, launch.block(words), step.name, False, step.address)]
-        plan.temps, plan.outputs = [spec], [(self.inputs, spec, 0, False)]
+    def resized(
+        self,
+        temps: list[Spec],
+        scratch_bytes: Sequence[int],
+        shifts: Sequence[int],
+        outputs: Sequence[tuple[Spec, int]],
+        words: Sequence[tuple[int, ...]],
+    ) -> Plan:
+        """The same kernels over other sizes: specs of temporaries, sizes of scratch, offsets of parts of buffers, (spec, offset in bytes) of
+        outputs, and the parameter block of each step."""
+        plan = object.__new__(Plan)
+        plan.__dict__.update(self.__dict__)
+        for spec in temps:
+            prepare(spec)
+        plan.temps = temps
+        if scratch_bytes:
+            plan.scratch = [size_class(max(64, n), self.device) for n in scratch_bytes]
+        if shifts:
+            plan.shifts = [(position, n) for (position, _), n in zip(self.shifts, shifts)]
+        plan.steps = [
+            Launch(s.entry, s.positions, launch.block(w), s.name, s.may_fail, s.address)
+            for s, w in zip(self.steps, words)
+        ]
+        plan.outputs = [(p, spec, n, is_input) for (p, _, _, is_input), (spec, n) in zip(self.outputs, outputs)]
+        if scratch_bytes or len(temps) != len(outputs):
+            plan.blocks, block_of = plan._shared_blocks()
+            if block_of != plan.block_of:
+                plan.block_of, plan.layout = block_of, None
         plan.make = None
         return plan
 

@@ -23,6 +23,7 @@ import ctypes
 import sys
 import sysconfig
 import threading
+from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -599,7 +600,7 @@ class _Objects:
 
     def function(self, which: int, words: Sequence[int], keep: Sequence[Any]) -> Callable:
         """A function with its data; `keep` are the objects that the words point to."""
-        data = b"".join([w.to_bytes(8, sys.byteorder, signed=True) for w in words])
+        data = array("q", words).tobytes()
         return self._new(ctypes.addressof(self._definitions[which]), (data, *keep), "flambeau")
 
 

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from flambeau.core.dtype import BY_NAME
+from flambeau.core.symbolic import through
 from flambeau.ir.op import REGISTRY
 from flambeau.runtime.errors import op_id
 from flambeau.templates.launch import Recipe
@@ -41,14 +42,6 @@ GRAIN_EXPENSIVE = 8192  # the same for transcendental functions
 SPLIT_ELEMENTS = 32768  # a reduction of everything longer than this is done in pieces
 PIECE_ELEMENTS = 16384  # of this size: fixed, so that the order of summation is
 STREAMING_BYTES = 8 << 20  # outputs from here on bypass the cache, inputs are fetched ahead
-
-
-def dense_map_params(length: int, expensive: bool) -> tuple[int, ...]:
-    """The parameter block of a map over one dense dim: what `NestBuilder.finish` gives for it."""
-    grain = max(1, (GRAIN_EXPENSIVE if expensive else GRAIN_ELEMENTS) // max(1, min(CHUNK_ELEMENTS, length)))
-    return -(-length // CHUNK_ELEMENTS), grain, CHUNK_ELEMENTS, length
-
-
 RUN_UNITS = 32  # rows in a run where the next one is fetched ahead: the first of a run is not
 FEW_UNITS = 16  # a reduction with fewer is divided: threads would idle
 MOST_PIECES = 256
@@ -56,7 +49,11 @@ MOST_PIECES = 256
 
 def largest_divisor(n: int, most: int) -> int:
     """The largest divisor of n up to `most`."""
-    return next((m for m in range(min(n, most), 1, -1) if n % m == 0), 1)
+    return through(_largest_divisor, n, most)[0]
+
+
+def _largest_divisor(n: int, most: int) -> tuple[int]:
+    return (next((m for m in range(min(n, most), 1, -1) if n % m == 0), 1),)
 
 
 class Access:

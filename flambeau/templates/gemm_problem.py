@@ -12,7 +12,8 @@ import functools
 import math
 from collections.abc import Iterable
 
-from flambeau.base.record import record, replace
+from flambeau.base.record import as_tuple, record, replace
+from flambeau.core.symbolic import through
 from flambeau.templates.launch import Launch, Lowered, Recipe
 
 SERIAL_WORK = 1 << 17  # multiply-adds below which waking a thread costs more than it brings (about 4 us)
@@ -147,11 +148,12 @@ def unit_blocks(p: Problem, grid: Grid, threads: int) -> tuple[int, int]:
 
     Blocks do not change results: every element is summed along depth by one unit.
     """
-    return _unit_blocks(p.m, p.n, p.matrices, grid, 1 if p.work < SERIAL_WORK else threads)
+    return through(_unit_blocks, p.m, p.n, p.matrices, 1 if p.work < SERIAL_WORK else threads, *as_tuple(grid))
 
 
 @functools.lru_cache(maxsize=1024)
-def _unit_blocks(m: int, n: int, matrices: int, grid: Grid, threads: int) -> tuple[int, int]:
+def _unit_blocks(m: int, n: int, matrices: int, threads: int, *cuts: int) -> tuple[int, int]:
+    grid = Grid(*cuts)
     panels_m, panels_n = -(-m // grid.height), -(-n // grid.width)
     most_m, most_n = max(1, grid.most_m // grid.height), max(1, grid.most_n // grid.width)
     largest = blocks_of(panels_m, most_m, 1), blocks_of(panels_n, most_n, 1)
