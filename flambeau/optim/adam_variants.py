@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from flambeau._tensor import Tensor
@@ -13,7 +13,6 @@ from flambeau.optim.optimizer import (
     check_betas,
     check_lr,
     counted,
-    differentiable_step,
     in_trace,
     multiply_scalar,
     rate,
@@ -99,32 +98,28 @@ class NAdam(_Adaptive):
             ),
         )
 
-    @differentiable_step
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One update of every parameter that has a gradient."""
-        loss = self.closure_loss(closure)
-        for group, p, g, state in self.each():
-            if not state:
-                state.update(step=scalar(), mu_product=scalar(1.0), exp_avg=zeros_like(p), exp_avg_sq=zeros_like(p))
-            n = counted(state["step"])
-            lr, decay = rate(group), group["weight_decay"]
-            (beta1, beta2), fade = group["betas"], group["momentum_decay"]
-            mu, following = (beta1 * (1.0 - 0.5 * 0.96 ** (k * fade)) for k in (n, n + 1))
-            product = multiply_scalar(state["mu_product"], mu)
-            numbers = (
-                1 - lr * decay,
-                decay,
-                1 - beta1,
-                beta2,
-                1 - beta2,
-                1 - beta2**n,
-                group["eps"],
-                lr * (1 - mu) / (1 - product),
-                lr * following / (1 - product * following),
-            )
-            flags = (group["maximize"], decay != 0, group["decoupled_weight_decay"])
-            self.update(nadam, (0, 2, 3), (p, g, state["exp_avg"], state["exp_avg_sq"]), numbers, group, flags)
-        return loss
+    def advance(self, group: dict, p: Tensor, g: Tensor, state: dict) -> None:
+        """Update one parameter."""
+        if not state:
+            state.update(step=scalar(), mu_product=scalar(1.0), exp_avg=zeros_like(p), exp_avg_sq=zeros_like(p))
+        n = counted(state["step"])
+        lr, decay = rate(group), group["weight_decay"]
+        (beta1, beta2), fade = group["betas"], group["momentum_decay"]
+        mu, following = (beta1 * (1.0 - 0.5 * 0.96 ** (k * fade)) for k in (n, n + 1))
+        product = multiply_scalar(state["mu_product"], mu)
+        numbers = (
+            1 - lr * decay,
+            decay,
+            1 - beta1,
+            beta2,
+            1 - beta2,
+            1 - beta2**n,
+            group["eps"],
+            lr * (1 - mu) / (1 - product),
+            lr * following / (1 - product * following),
+        )
+        flags = (group["maximize"], decay != 0, group["decoupled_weight_decay"])
+        self.update(nadam, (0, 2, 3), (p, g, state["exp_avg"], state["exp_avg_sq"]), numbers, group, flags)
 
 
 def radam(
@@ -196,29 +191,25 @@ class RAdam(_Adaptive):
             ),
         )
 
-    @differentiable_step
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One update of every parameter that has a gradient."""
-        loss = self.closure_loss(closure)
-        for group, p, g, state in self.each():
-            if not state:
-                state["step"], state["exp_avg"], state["exp_avg_sq"] = scalar(), zeros_like(p), zeros_like(p)
-            n = counted(state["step"])
-            lr, decay = rate(group), group["weight_decay"]
-            beta1, beta2 = group["betas"]
-            bias2 = 1 - beta2**n
-            limit = 2 / (1 - beta2) - 1
-            length = limit - 2 * n * beta2**n / bias2
-            if in_trace():
-                ready = (length > 5).to(length.dtype)
-                safe = length * ready + 6 * (1 - ready)
-                rectified: bool | None = None
-            else:
-                rectified, ready, safe = length > 5.0, 1.0, length
-            scale = 0.0
-            if rectified is not False:
-                scale = ready * (bias2 * (safe - 4) * (safe - 2) * limit / ((limit - 4) * (limit - 2) * safe)) ** 0.5
-            numbers = (1 - lr * decay, decay, 1 - beta1, beta2, 1 - beta2, 1 - beta1**n, group["eps"], lr, scale)
-            flags = (group["maximize"], decay != 0, group["decoupled_weight_decay"], rectified)
-            self.update(radam, (0, 2, 3), (p, g, state["exp_avg"], state["exp_avg_sq"]), numbers, group, flags)
-        return loss
+    def advance(self, group: dict, p: Tensor, g: Tensor, state: dict) -> None:
+        """Update one parameter."""
+        if not state:
+            state["step"], state["exp_avg"], state["exp_avg_sq"] = scalar(), zeros_like(p), zeros_like(p)
+        n = counted(state["step"])
+        lr, decay = rate(group), group["weight_decay"]
+        beta1, beta2 = group["betas"]
+        bias2 = 1 - beta2**n
+        limit = 2 / (1 - beta2) - 1
+        length = limit - 2 * n * beta2**n / bias2
+        if in_trace():
+            ready = (length > 5).to(length.dtype)
+            safe = length * ready + 6 * (1 - ready)
+            rectified: bool | None = None
+        else:
+            rectified, ready, safe = length > 5.0, 1.0, length
+        scale = 0.0
+        if rectified is not False:
+            scale = ready * (bias2 * (safe - 4) * (safe - 2) * limit / ((limit - 4) * (limit - 2) * safe)) ** 0.5
+        numbers = (1 - lr * decay, decay, 1 - beta1, beta2, 1 - beta2, 1 - beta1**n, group["eps"], lr, scale)
+        flags = (group["maximize"], decay != 0, group["decoupled_weight_decay"], rectified)
+        self.update(radam, (0, 2, 3), (p, g, state["exp_avg"], state["exp_avg_sq"]), numbers, group, flags)

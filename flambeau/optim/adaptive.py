@@ -29,7 +29,21 @@ def directed(p: Any, g: Any, decay: Any, maximize: bool, decays: bool) -> Any:
 
 
 class _Adaptive(Optimizer):
+    """What updates parameters one by one, each from its own state."""
+
     later_options: tuple = (("foreach", None), ("maximize", False), ("differentiable", False), ("capturable", False))
+
+    @differentiable_step
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One update of every parameter that has a gradient."""
+        loss = self.closure_loss(closure)
+        for group, p, g, state in self.each():
+            self.advance(group, p, g, state)
+        return loss
+
+    def advance(self, group: dict, p: Tensor, g: Tensor, state: dict) -> None:
+        """Update one parameter."""
+        raise NotImplementedError(f"{type(self).__name__}: no `advance` says how a parameter is updated.")
 
     def __setstate__(self, values: dict) -> None:
         super().__setstate__(values)
@@ -102,34 +116,30 @@ class RMSprop(_Adaptive):
             ),
         )
 
-    @differentiable_step
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One update of every parameter that has a gradient."""
-        loss = self.closure_loss(closure)
-        for group, p, g, state in self.each():
-            centered, momentum = group["centered"], group["momentum"]
-            if not state:
-                names = [
-                    "square_avg",
-                    *(["momentum_buffer"] if momentum > 0 else []),
-                    *(["grad_avg"] if centered else []),
-                ]
-                state.update({"step": scalar(), **{name: zeros_like(p) for name in names}})
-            counted(state["step"])
-            tensors = [p, g, state["square_avg"]]
-            tensors += [state["grad_avg"]] if centered else []
-            tensors += [state["momentum_buffer"]] if momentum > 0 else []
-            alpha, decay = group["alpha"], group["weight_decay"]
-            numbers = (rate(group), decay, alpha, 1 - alpha, group["eps"], momentum)
-            self.update(
-                rmsprop,
-                (0, *range(2, len(tensors))),
-                tensors,
-                numbers,
-                group,
-                (group["maximize"], decay != 0, centered, momentum > 0),
-            )
-        return loss
+    def advance(self, group: dict, p: Tensor, g: Tensor, state: dict) -> None:
+        """Update one parameter."""
+        centered, momentum = group["centered"], group["momentum"]
+        if not state:
+            names = [
+                "square_avg",
+                *(["momentum_buffer"] if momentum > 0 else []),
+                *(["grad_avg"] if centered else []),
+            ]
+            state.update({"step": scalar(), **{name: zeros_like(p) for name in names}})
+        counted(state["step"])
+        tensors = [p, g, state["square_avg"]]
+        tensors += [state["grad_avg"]] if centered else []
+        tensors += [state["momentum_buffer"]] if momentum > 0 else []
+        alpha, decay = group["alpha"], group["weight_decay"]
+        numbers = (rate(group), decay, alpha, 1 - alpha, group["eps"], momentum)
+        self.update(
+            rmsprop,
+            (0, *range(2, len(tensors))),
+            tensors,
+            numbers,
+            group,
+            (group["maximize"], decay != 0, centered, momentum > 0),
+        )
 
 
 def adagrad(p: Any, g: Any, s: Any, rate: Any, decay: Any, eps: Any, maximize: bool, decays: bool) -> tuple:
@@ -192,23 +202,19 @@ class Adagrad(_Adaptive):
         for state in self.state.values():
             state["sum"].share_memory_()
 
-    @differentiable_step
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One update of every parameter that has a gradient."""
-        loss = self.closure_loss(closure)
-        for group, p, g, state in self.each():
-            n = counted(state["step"])
-            decay = group["weight_decay"]
-            lr = rate(group) / (1 + (n - 1) * group["lr_decay"])
-            self.update(
-                adagrad,
-                (0, 2),
-                (p, g, state["sum"]),
-                (lr, decay, group["eps"]),
-                group,
-                (group["maximize"], decay != 0),
-            )
-        return loss
+    def advance(self, group: dict, p: Tensor, g: Tensor, state: dict) -> None:
+        """Update one parameter."""
+        n = counted(state["step"])
+        decay = group["weight_decay"]
+        lr = rate(group) / (1 + (n - 1) * group["lr_decay"])
+        self.update(
+            adagrad,
+            (0, 2),
+            (p, g, state["sum"]),
+            (lr, decay, group["eps"]),
+            group,
+            (group["maximize"], decay != 0),
+        )
 
 
 def adadelta(
@@ -256,25 +262,21 @@ class Adadelta(_Adaptive):
             ),
         )
 
-    @differentiable_step
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One update of every parameter that has a gradient."""
-        loss = self.closure_loss(closure)
-        for group, p, g, state in self.each():
-            if not state:
-                state["step"], state["square_avg"], state["acc_delta"] = scalar(), zeros_like(p), zeros_like(p)
-            counted(state["step"])
-            rho, decay = group["rho"], group["weight_decay"]
-            numbers = (rate(group), rho, 1 - rho, group["eps"], decay)
-            self.update(
-                adadelta,
-                (0, 2, 3),
-                (p, g, state["square_avg"], state["acc_delta"]),
-                numbers,
-                group,
-                (group["maximize"], decay != 0),
-            )
-        return loss
+    def advance(self, group: dict, p: Tensor, g: Tensor, state: dict) -> None:
+        """Update one parameter."""
+        if not state:
+            state["step"], state["square_avg"], state["acc_delta"] = scalar(), zeros_like(p), zeros_like(p)
+        counted(state["step"])
+        rho, decay = group["rho"], group["weight_decay"]
+        numbers = (rate(group), rho, 1 - rho, group["eps"], decay)
+        self.update(
+            adadelta,
+            (0, 2, 3),
+            (p, g, state["square_avg"], state["acc_delta"]),
+            numbers,
+            group,
+            (group["maximize"], decay != 0),
+        )
 
 
 def adamax(
@@ -331,23 +333,19 @@ class Adamax(_Adaptive):
             ),
         )
 
-    @differentiable_step
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One update of every parameter that has a gradient."""
-        loss = self.closure_loss(closure)
-        for group, p, g, state in self.each():
-            if not state:
-                state["step"], state["exp_avg"], state["exp_inf"] = scalar(), zeros_like(p), zeros_like(p)
-            n = counted(state["step"])
-            beta1, beta2 = group["betas"]
-            decay = group["weight_decay"]
-            numbers = (rate(group) / (1 - beta1**n), 1 - beta1, beta2, group["eps"], decay)
-            self.update(
-                adamax,
-                (0, 2, 3),
-                (p, g, state["exp_avg"], state["exp_inf"]),
-                numbers,
-                group,
-                (group["maximize"], decay != 0),
-            )
-        return loss
+    def advance(self, group: dict, p: Tensor, g: Tensor, state: dict) -> None:
+        """Update one parameter."""
+        if not state:
+            state["step"], state["exp_avg"], state["exp_inf"] = scalar(), zeros_like(p), zeros_like(p)
+        n = counted(state["step"])
+        beta1, beta2 = group["betas"]
+        decay = group["weight_decay"]
+        numbers = (rate(group) / (1 - beta1**n), 1 - beta1, beta2, group["eps"], decay)
+        self.update(
+            adamax,
+            (0, 2, 3),
+            (p, g, state["exp_avg"], state["exp_inf"]),
+            numbers,
+            group,
+            (group["maximize"], decay != 0),
+        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from flambeau._tensor import Tensor
@@ -12,7 +12,6 @@ from flambeau.optim.optimizer import (
     at_least,
     check_lr,
     counted,
-    differentiable_step,
     filled_like,
     in_trace,
     rate,
@@ -69,21 +68,15 @@ class Rprop(_Adaptive):
             ),
         )
 
-    @differentiable_step
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One update of every parameter that has a gradient."""
-        loss = self.closure_loss(closure)
-        for group, p, g, state in self.each():
-            if not state:
-                lr = float(group["lr"])
-                start = complex(lr, lr) if p.is_complex() else lr
-                state.update(step=scalar(), prev=zeros_like(p), step_size=filled_like(p, start))
-            counted(state["step"])
-            numbers = (*group["etas"], *(float(s) for s in group["step_sizes"]))
-            self.update(
-                rprop, (0, 2, 3), (p, g, state["prev"], state["step_size"]), numbers, group, (group["maximize"],)
-            )
-        return loss
+    def advance(self, group: dict, p: Tensor, g: Tensor, state: dict) -> None:
+        """Update one parameter."""
+        if not state:
+            lr = float(group["lr"])
+            start = complex(lr, lr) if p.is_complex() else lr
+            state.update(step=scalar(), prev=zeros_like(p), step_size=filled_like(p, start))
+        counted(state["step"])
+        numbers = (*group["etas"], *(float(s) for s in group["step_sizes"]))
+        self.update(rprop, (0, 2, 3), (p, g, state["prev"], state["step_size"]), numbers, group, (group["maximize"],))
 
 
 def asgd(p: Any, g: Any, ax: Any, decay: Any, kept: Any, eta: Any, mu: Any, maximize: bool, decays: bool) -> tuple:
@@ -126,35 +119,31 @@ class ASGD(_Adaptive):
             ),
         )
 
-    @differentiable_step
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One update of every parameter that has a gradient."""
-        loss = self.closure_loss(closure)
-        for group, p, g, state in self.each():
-            lr = rate(group)
-            if not state:
-                state["step"], state["eta"], state["mu"], state["ax"] = (
-                    scalar(),
-                    scalar(float(group["lr"])),
-                    scalar(1.0),
-                    zeros_like(p),
-                )
-            n = counted(state["step"])
-            eta, mu, lambd, decay = (
-                read_scalar(state["eta"]),
-                read_scalar(state["mu"]),
-                group["lambd"],
-                group["weight_decay"],
+    def advance(self, group: dict, p: Tensor, g: Tensor, state: dict) -> None:
+        """Update one parameter."""
+        lr = rate(group)
+        if not state:
+            state["step"], state["eta"], state["mu"], state["ax"] = (
+                scalar(),
+                scalar(float(group["lr"])),
+                scalar(1.0),
+                zeros_like(p),
             )
-            self.update(
-                asgd,
-                (0, 2),
-                (p, g, state["ax"]),
-                (decay, 1 - lambd * eta, eta, mu),
-                group,
-                (group["maximize"], decay != 0),
-            )
-            write_scalar(state["eta"], lr / (1 + lambd * lr * n) ** group["alpha"])
-            late = n - group["t0"]
-            write_scalar(state["mu"], 1 / (REGISTRY["clamp"](late, 1.0) if in_trace() else max(1.0, late)))
-        return loss
+        n = counted(state["step"])
+        eta, mu, lambd, decay = (
+            read_scalar(state["eta"]),
+            read_scalar(state["mu"]),
+            group["lambd"],
+            group["weight_decay"],
+        )
+        self.update(
+            asgd,
+            (0, 2),
+            (p, g, state["ax"]),
+            (decay, 1 - lambd * eta, eta, mu),
+            group,
+            (group["maximize"], decay != 0),
+        )
+        write_scalar(state["eta"], lr / (1 + lambd * lr * n) ** group["alpha"])
+        late = n - group["t0"]
+        write_scalar(state["mu"], 1 / (REGISTRY["clamp"](late, 1.0) if in_trace() else max(1.0, late)))
