@@ -24,6 +24,7 @@ from flambeau.operators.rules import case
 from flambeau.operators.windows import framed, padded, reach_of, window_sum, windows
 from flambeau.templates import conv as templates
 from flambeau.templates.conv_depthwise import depthwise, depthwise_weight
+from flambeau.templates.conv_transposed import MOST_PHASES, transposed_convolution
 from flambeau.templates.conv_weight import weight_gradient
 
 
@@ -44,6 +45,16 @@ def as_channels(x):
     """[batch, N, C, *L] as [N, batch * C, *L]."""
     size, images, channels, *sizes = x.spec.shape
     return REGISTRY["reshape"](moved(x, 1, 0, *range(2, x.spec.ndim)), (images, size * channels, *sizes))
+
+
+def batched_in_channels(op, size: int, dims, x, w, bias: tuple, attributes: tuple):
+    """A batch of convolutions as one with more groups; groups are the last of the attributes."""
+    x, w = as_channels(front(x, dims[0], size)), front(w, dims[1], size)
+    w = REGISTRY["reshape"](w, (size * w.spec.shape[1], *w.spec.shape[2:]))
+    found = op(x, w, *bias, *attributes[:-1], attributes[-1] * size)
+    images, channels, *sizes = found.spec.shape
+    found = REGISTRY["reshape"](found, (images, size, channels // size, *sizes))
+    return moved(found, 1, 0, *range(2, found.spec.ndim)), 0
 
 
 @declare
@@ -77,13 +88,10 @@ class convolve_planes(Template):
             flat = ops["reshape"](x, (size * x.spec.shape[1], *x.spec.shape[2:]))
             found = convolve_planes(flat, w, bias, counts, stride, low, dilation, groups)
             return ops["reshape"](found, (size, x.spec.shape[1], *found.spec.shape[1:])), 0
-        x, w = as_channels(front(x, dims[0], size)), front(w, dims[1], size)  # more groups
-        bias = None if bias is None else ops["reshape"](front(bias, dims[2], size), (-1,))
-        rank, images = len(counts), x.spec.shape[0]
-        w = ops["reshape"](w, (size * w.spec.shape[1], *w.spec.shape[2:]))
-        found = convolve_planes(x, w, bias, counts, stride, low, dilation, groups * size)
-        found = ops["reshape"](found, (images, size, found.spec.shape[1] // size, *counts))
-        return moved(found, 1, 0, *range(2, 3 + rank)), 0
+        bias = () if bias is None else (REGISTRY["reshape"](front(bias, dims[2], size), (-1,)),)
+        return batched_in_channels(
+            convolve_planes, size, dims, x, w, bias or (None,), (counts, stride, low, dilation, groups)
+        )
 
     def vjp(g, out, x, w, bias, counts, stride, low, dilation, groups):
         return convolve.rules.vjp(g, out, x, w, bias, counts, stride, low, dilation, groups)
@@ -169,6 +177,50 @@ def _reference(x, w, counts, stride, low, dilation, groups):
 
 
 @declare
+class convolve_transposed_planes(Template):
+    """`convolve_transposed` of float dtypes by kernels that write each phase of the steps where it lies.
+
+    Dtypes: floats, narrow ones summed in float32. Determinism: bitwise, for any number of threads.
+    """
+
+    functions = ()
+    methods = ()
+
+    def signature(input: Tensor, weight: Tensor, sizes, stride, low, dilation, groups): ...
+
+    def meta(op, y, w, sizes, stride, low, dilation, groups):
+        return Spec.of((y.shape[0], w.shape[1] * groups, *sizes), y.dtype, common_device("conv_transpose", [y, w]))
+
+    def lower(op, target, threads, y, w, sizes, stride, low, dilation, groups):
+        given = (y.shape, y.strides, w.shape, w.strides, sizes, stride, low, dilation)
+        return transposed_convolution(*given, groups, y.dtype.name, threads=threads)
+
+    def batch(size, dims, y, w, *attributes):
+        return batched_in_channels(convolve_transposed_planes, size, dims, y, w, (), attributes)
+
+    def vjp(g, out, y, w, sizes, stride, low, dilation, groups):
+        return convolve_transposed.rules.vjp(g, out, y, w, sizes, stride, low, dilation, groups)
+
+    def reference(y, w, sizes, stride, low, dilation, groups):
+        n, outs, *counts = y.shape
+        c, per = w.shape[1], outs // groups
+        out = np.zeros((n, c * groups, *sizes), y.dtype)
+        for o in range(outs):
+            to = out[:, o // per * c : (o // per + 1) * c]
+            for place in np.ndindex(*counts):
+                for t in np.ndindex(*w.shape[2:]):
+                    at = [a * s + b * d - p for a, s, b, d, p in zip(place, stride, t, dilation, low)]
+                    if all(0 <= i < m for i, m in zip(at, sizes)):
+                        to[(..., *at)] += y[(slice(None), o, *place)][:, None] * w[(o, slice(None), *t)]
+        return out
+
+    def samples(t):
+        yield case(t(2, 6, 4), t(6, 2, 3), (7,), (2,), (1,), (1,), 2)
+        yield case(t(2, 4, 5, 6), t(4, 3, 3, 2), (5, 6), (1, 1), (1, 1), (1, 1), 1)
+        yield case(t(2, 4, 3, 20), t(4, 5, 3, 4), (7, 60), (2, 3), (0, 2), (1, 2), 1)
+
+
+@declare
 class convolve_transposed(Composite):
     """The adjoint of `convolve` in its input: every element of `input` spreads `weight` over the result of `sizes`."""
 
@@ -186,12 +238,14 @@ class convolve_transposed(Composite):
         kernel, rank, per = tuple(kernel), len(kernel), outs // groups
         if math.prod(sizes) * n * c * outs * math.prod(counts) == 0:
             return REGISTRY["full"]((n, c * groups, *sizes), 0, dtype=y.spec.dtype, device=y.spec.device)
-        if all(n == 1 for n in stride) and templates.takes(y.spec.dtype.name):  # a convolution with the taps in reverse
-            turned = moved(REGISTRY["reshape"](w, (groups, per, c, *kernel)), 0, 2, 1, *range(3, 3 + rank))
-            turned = REGISTRY["reshape"](turned, (groups * c, per, *kernel))
-            turned = REGISTRY["flip"](turned, tuple(range(2, 2 + rank)))
-            far = tuple(d * (n - 1) - p for d, n, p in zip(dilation, kernel, low))
-            return convolve(y, turned, None, sizes, stride, far, dilation, groups)
+        if templates.takes(y.spec.dtype.name) and math.prod(stride) <= MOST_PHASES:
+            if (
+                c == 1 and per == 1 and groups > 1 and all(n == 1 for n in stride)
+            ):  # depthwise, with the taps in reverse
+                far = tuple(d * (n - 1) - p for d, n, p in zip(dilation, kernel, low))
+                turned = REGISTRY["flip"](w, tuple(range(2, 2 + rank)))
+                return convolve(y, turned, None, sizes, stride, far, dilation, groups)
+            return convolve_transposed_planes(y, w, sizes, stride, low, dilation, groups)
         p, t = math.prod(counts), math.prod(kernel)
         taps = REGISTRY["reshape"](w, (1, groups, per, c * t))
         rows = REGISTRY["reshape"](y, (n, groups, per, p))
@@ -215,21 +269,9 @@ class convolve_transposed(Composite):
         )
 
     def reference(y, w, sizes, stride, low, dilation, groups):
-        n, outs, *counts = y.shape
-        c, per = w.shape[1], outs // groups
-        out = np.zeros((n, c * groups, *sizes), y.dtype)
-        for o in range(outs):
-            to = out[:, o // per * c : (o // per + 1) * c]
-            for place in np.ndindex(*counts):
-                for t in np.ndindex(*w.shape[2:]):
-                    at = [a * s + b * d - p for a, s, b, d, p in zip(place, stride, t, dilation, low)]
-                    if all(0 <= i < m for i, m in zip(at, sizes)):
-                        to[(..., *at)] += y[(slice(None), o, *place)][:, None] * w[(o, slice(None), *t)]
-        return out
+        return convolve_transposed_planes.rules.reference(y, w, sizes, stride, low, dilation, groups)
 
-    def samples(t):
-        yield case(t(2, 6, 4), t(6, 2, 3), (7,), (2,), (1,), (1,), 2)
-        yield case(t(2, 4, 5, 6), t(4, 3, 3, 2), (5, 6), (1, 1), (1, 1), (1, 1), 1)
+    samples = convolve_transposed_planes.rules.samples
 
 
 @declare

@@ -3,8 +3,8 @@
 Places are counted through a plane (see `conv_planes`) row by row: a vector of places may run over a row's end, and what lies between
 rows is computed and not stored.
     conv_weights  packs the weights into panels of `height` output channels, in float32 or wider
-    conv_tiles    height x 2 vectors of sums, one fused multiply-add each per channel and tap; adds the bias as it stores
-The sum of an element runs over channels, then taps: it does not depend on threads or tiles.
+    conv_tiles    height x 2 vectors of sums, one fused multiply-add each per channel and tap, from the bias on
+The sum of an element starts with the bias and runs over channels, then taps: it does not depend on threads or tiles.
 
 May not know: tensors, gradients. Entry: `convolution`, `takes`.
 """
@@ -14,11 +14,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from flambeau.base.record import record
 from flambeau.kernel import target as targets
 from flambeau.kernel.dsl import Function, Module, Value
 from flambeau.kernel.target import Target
 from flambeau.kernel.types import Type, f64, i64, ptr
-from flambeau.templates.conv_planes import fused, multiply_add, planes_of, weight_offsets
+from flambeau.templates.conv_planes import Planes, fused, multiply_add, planes_of, weight_offsets
 from flambeau.templates.gemm_pack import pack_function, padded_depth
 from flambeau.templates.launch import Launch, Lowered, Recipe
 from flambeau.templates.loop_program import MEMORY, REGISTER
@@ -30,10 +31,21 @@ MOST_UNROLLED = 9  # taps written out one after the other
 TILES = 64  # column tiles of a unit at most: their indices stay in L1
 PANEL_BYTES = 3 << 18  # panels that stay in L2 while tiles of places pass by
 
-WEIGHT_FIELDS = ("units", "grain", "rows", "panels", "channels", "taps", "row_step", "channel_step", "panel_size")
+WEIGHT_FIELDS = (
+    "units",
+    "grain",
+    "rows",
+    "panels",
+    "channels",
+    "taps",
+    "group_step",
+    "row_step",
+    "channel_step",
+    "panel_size",
+)
 TILE_FIELDS = (
     "units", "grain", "rows", "panels", "channels", "taps", "images", "groups", "row_blocks", "block_panels", "column_blocks", "block_tiles",
-    "places", "pitch", "plane_pitch", "c0", "c1", "c2", "plane", "image", "panel_size", "out_row", "has_bias", "bias_step", "limit",
+    "places", "pitch", "plane_pitch", "c0", "c1", "c2", "plane", "image", "panel_size", "out_row", "out_at", "o0", "o1", "o2", "has_bias", "bias_step", "limit",
 )  # fmt: skip
 
 
@@ -60,7 +72,7 @@ def build_weights(target: Target, dtype: str, height: int, dense: bool) -> Modul
     with k.range(begin, end) as unit:
         group, panel = unit // p["panels"], unit % p["panels"]
         row = panel * height
-        source = k.offset(w, (group * p["rows"] + row) * p["row_step"], memory)
+        source = k.offset(w, group * p["group_step"] + row * p["row_step"], memory)
         to = k.offset(packed, unit * p["panel_size"], compute)
         rows = k.minimum(p["rows"] - row, height)
         if dense:
@@ -97,7 +109,7 @@ def build_tiles(target: Target, dtype: str, height: int, taps: int, direct: bool
     }
     p = {name: k.load(slot["block"], i64, i) for i, name in enumerate(TILE_FIELDS)}
     table = k.offset(slot["block"], 8 * len(TILE_FIELDS))
-    record = width * 8 + 64  # indices of the places (-1: not stored), then per vector whether all are stored
+    record = width * 8 + 64  # indices of the places (-1: not stored), then per vector whether all go side by side
     scratch = k.offset(slot["scratch"], tid * (TILES * record))
     with k.range(begin, end) as unit:
         rest, column_block = unit // p["column_blocks"], unit % p["column_blocks"]
@@ -114,7 +126,7 @@ def build_tiles(target: Target, dtype: str, height: int, taps: int, direct: bool
         def one(panel: Value, tile: Value) -> None:
             a = k.offset(slot["packed"], (group * p["panels"] + panel) * p["panel_size"], compute)
             row = group * p["rows"] + panel * height
-            out = k.offset(slot["out"], (image * p["groups"] * p["rows"] + row) * p["out_row"], memory)
+            out = k.offset(slot["out"], (image * p["groups"] * p["rows"] + row) * p["out_row"] + p["out_at"], memory)
             rows = k.minimum(p["rows"] - panel * height, height)
             place = (first + tile) * width
             arguments = (p["channels"], p["taps"], table, a, k.offset(channels, place, compute), p["plane"], out, p["out_row"],
@@ -140,7 +152,7 @@ def build_tiles(target: Target, dtype: str, height: int, taps: int, direct: bool
 
 
 def index_places(k: Function, p: dict[str, Value], start: Value, record: Value, lanes: int) -> None:
-    """Where in a channel of the result each place of a tile goes, or -1; per vector, whether all places are stored."""
+    """Where in a channel of the result each place of a tile goes, or -1; per vector, whether all are stored, side by side."""
     for v in range(VECTORS):
         place = k.iota(i64.vec(lanes)) + k.splat(start + v * lanes, lanes)
 
@@ -152,10 +164,13 @@ def index_places(k: Function, p: dict[str, Value], start: Value, record: Value, 
         b = quotient(rest, p["pitch"])
         c = rest - b * k.splat(p["pitch"], lanes)
         c0, c1, c2 = (k.splat(p[name], lanes) for name in ("c0", "c1", "c2"))
+        o0, o1, o2 = (k.splat(p[name], lanes) for name in ("o0", "o1", "o2"))
         stored = (a < c0) & (b < c1) & (c < c2)
-        k.store(record, k.select(stored, (a * c1 + b) * c2 + c, k.const(i64.vec(lanes), -1)), v * lanes)
-        some_missing = k.any(~stored)
-        k.store(record, k.select(some_missing, k.const(i64, 0), k.const(i64, 1)), VECTORS * lanes + v)
+        index = a * o0 + b * o1 + c * o2
+        in_line = index.eq(k.iota(i64.vec(lanes)) + k.splat(k.extract(index, 0), lanes))
+        k.store(record, k.select(stored, index, k.const(i64.vec(lanes), -1)), v * lanes)
+        some_apart = k.any(~(stored & in_line))
+        k.store(record, k.select(some_apart, k.const(i64, 0), k.const(i64, 1)), VECTORS * lanes + v)
 
 
 def build_micro(
@@ -171,6 +186,11 @@ def build_micro(
     channels, count, table, a, b, plane, out, out_row, record, rows, bias, has_bias, bias_step, left = k.args
     vector = compute.vec(lanes)
     sums = [[k.var(vector, 0) for _ in range(VECTORS)] for _ in range(height)]
+    with k.when(has_bias.ne(0)):
+        for i, line in enumerate(sums):
+            start = k.splat(k.load(bias, memory, k.minimum(rows - 1, i) * bias_step).to(compute), lanes)
+            for total in line:
+                total.set(start)
     a_now, b_now = k.var(ptr, a), k.var(ptr, b)
     masks = [k.tail_mask(left - v * lanes, lanes) if masked else None for v in range(VECTORS)]
 
@@ -222,11 +242,8 @@ def build_micro(
                 k.store(tile, sums[i][v].get(), (i * VECTORS + v) * lanes)
         with k.range(0, rows) as i:
             line, to = k.offset(tile, i * (VECTORS * lanes), compute), k.offset(out, i * out_row, memory)
-            extra = k.var(compute, 0)
-            with k.when(has_bias.ne(0)):
-                extra.set(k.load(bias, memory, i * bias_step).to(compute))
             for v in range(VECTORS):
-                value = (k.load(line, vector, v * lanes) + k.splat(extra.get(), lanes)).to(memory)
+                value = k.load(line, vector, v * lanes).to(memory)
                 index = k.load(record, i64.vec(lanes), v * lanes)
 
                 def all_of_it(v: int = v, value: Value = value, to: Value = to) -> None:
@@ -238,7 +255,7 @@ def build_micro(
                 k.when_else(k.load(record, i64, VECTORS * lanes + v).ne(0), all_of_it, some_of_it)
 
     adjacent = k.load(record, i64, lanes).eq(k.load(record, i64) + lanes)
-    k.when_else((rows >= height) & full.ne(0) & adjacent & has_bias.eq(0), straight, by_index)
+    k.when_else((rows >= height) & full.ne(0) & adjacent, straight, by_index)
     k.ret()
     return k
 
@@ -249,6 +266,71 @@ def best_height(rows: int, most: int) -> int:
     if rows <= most:
         return rows
     return min(range(max(1, most * 2 // 3), most + 1), key=lambda h: (-(-rows // h) * h, -h))
+
+
+@record
+class Sums:
+    """Sums over channels and taps of what planes hold, for some places of a result; all steps in elements."""
+
+    images: int
+    groups: int
+    rows: int  # channels of the result in a group
+    channels: int  # of the planes in a group
+    planes: Planes
+    counts: tuple[int, int, int]  # places of the result
+    taps: tuple[int, ...]  # where in a plane each is read, from the place on
+    w_steps: tuple[int, int, int]  # of group, row and channel in the weights
+    w_taps: tuple[int, ...]
+    out_row: int  # elements of one channel of the result
+    out_at: int  # where its first place is
+    out_steps: tuple[int, int, int]
+    bias_stride: int | None
+    dtype: str
+
+
+def sums_over_planes(s: Sums, out: int, packed: int, threads: int) -> Lowered:
+    """Launches from the planes and operands 1 w and, if there is one, 2 bias; scratch buffers `packed` and the next one."""
+    target, compute = targets.current(), REGISTER[s.dtype]
+    lanes = target.vector_bytes // compute.size
+    rows, channels, taps = s.rows, s.channels, len(s.taps)
+    height = best_height(rows, 14 if target.vector_bytes == 64 or target.arch == "aarch64" else 6)
+    panels, depth = -(-rows // height), channels * taps
+    panel_size = padded_depth(depth) * height + 64
+    launches = []
+    if depth:
+        dense = s.w_taps == tuple(range(taps)) and (channels == 1 or s.w_steps[2] == taps)
+        grain = max(1, 8192 // (depth * height))
+        fields = (s.groups * panels, grain, rows, panels, channels, taps, *s.w_steps, panel_size, *s.w_taps)
+        launches.append(Launch(Recipe("conv_weights", (s.dtype, height, dense), build_weights), (1, packed), fields))
+
+    width = lanes * VECTORS
+    pitch, plane_pitch = s.planes.pitch, s.planes.plane_pitch
+    places = (s.counts[0] - 1) * plane_pitch + (s.counts[1] - 1) * pitch + s.counts[2]
+    column_tiles = -(-places // width)
+    block_tiles, block_panels = min(TILES, column_tiles), panels
+    wanted = 4 * threads if threads > 1 else 1
+
+    def blocks() -> int:
+        return s.images * s.groups * -(-column_tiles // block_tiles) * -(-panels // block_panels)
+
+    while blocks() < wanted and block_tiles > 4:
+        block_tiles = -(-block_tiles // 2)
+    while blocks() < wanted and block_panels > 1:
+        block_panels = -(-block_panels // 2)
+    work = block_tiles * width * block_panels * height * max(depth, 16)  # where nothing is summed, zeros are written
+    fields = (blocks(), max(1, (1 << 17) // work), rows, panels, channels, taps, s.images, s.groups, -(-panels // block_panels),
+              block_panels, -(-column_tiles // block_tiles), block_tiles, places, pitch, plane_pitch, *s.counts, s.planes.channel_step,
+              s.planes.image_step, panel_size, s.out_row, s.out_at, *s.out_steps, int(s.bias_stride is not None), s.bias_stride or 0, places,
+              *s.taps)  # fmt: skip
+    written_out = taps if taps <= MOST_UNROLLED else 0
+    # More channels out than sums are deep: writing counts, which wants few lines at a time.
+    tiles_outside = depth > rows and block_panels * panel_size * compute.size <= PANEL_BYTES
+    direct = s.planes.launch is None
+    recipe = Recipe("conv_tiles", (s.dtype, height, written_out, direct, tiles_outside), build_tiles)
+    flops = 2 * s.images * s.groups * rows * math.prod(s.counts) * depth
+    launches.append(Launch(recipe, (s.planes.slot, packed, 2, out, packed + 1), fields, flops))
+    own = TILES * (width * 8 + 64)
+    return Lowered(tuple(launches), ((s.groups * panels * panel_size + 64) * compute.size, threads * own + 64))
 
 
 def convolution(
@@ -270,47 +352,19 @@ def convolution(
 
     `low` zeros lie in front of every spatial dim (fewer than none: elements are cut off). Determinism: bitwise.
     """
-    target = targets.current()
-    compute = REGISTER[dtype]
-    lanes = target.vector_bytes // compute.size
     images = x_shape[0]
     outs, channels, *kernel = w_shape
     if images * outs * math.prod(counts) == 0:
         return Lowered(())
-    rows = outs // groups
     out = 2 if bias_stride is None else 3
     planes = planes_of(x_shape, x_strides, kernel, counts, stride, low, dilation, dtype, out + 1)
-    taps, places, direct = planes.taps, planes.places, planes.launch is None
-    launches, scratch = ([], []) if direct else ([planes.launch], [planes.scratch_bytes])
-    height = best_height(rows, 14 if target.vector_bytes == 64 or target.arch == "aarch64" else 6)
-    panels, depth = -(-rows // height), channels * len(taps)
-    panel_size = padded_depth(depth) * height + 64
-    packed_slot = out + 1 + len(scratch)
-    places_in_w = weight_offsets(kernel, w_strides[2:])
-    dense = places_in_w == list(range(len(taps))) and (channels == 1 or w_strides[1] == len(taps))
-    grain = max(1, 8192 // max(1, depth * height))
-    fields = (groups * panels, grain, rows, panels, channels, len(taps), *w_strides[:2], panel_size, *places_in_w)
-    launches.append(Launch(Recipe("conv_weights", (dtype, height, dense), build_weights), (1, packed_slot), fields))
-    scratch.append((groups * panels * panel_size + 64) * compute.size)
-    width = lanes * VECTORS
-    column_tiles = -(-places // width)
-    block_tiles, block_panels = min(TILES, column_tiles), panels
-    wanted = 4 * threads if threads > 1 else 1
-    while images * groups * -(-column_tiles // block_tiles) * -(-panels // block_panels) < wanted and block_tiles > 4:
-        block_tiles = -(-block_tiles // 2)
-    while images * groups * -(-column_tiles // block_tiles) * -(-panels // block_panels) < wanted and block_panels > 1:
-        block_panels = -(-block_panels // 2)
-    column_blocks, row_blocks = -(-column_tiles // block_tiles), -(-panels // block_panels)
-    work = block_tiles * width * block_panels * height * depth
-    limit = places + max(taps) if not direct else places
-    fields = (images * groups * row_blocks * column_blocks, max(1, (1 << 17) // max(1, work)), rows, panels, channels, len(taps), images, groups, row_blocks,
-              block_panels, column_blocks, block_tiles, places, planes.pitch, planes.plane_pitch, *planes.counts, planes.channel_step,
-              planes.image_step, panel_size, math.prod(counts), int(bias_stride is not None), bias_stride or 0, limit, *taps)  # fmt: skip
-    written_out = len(taps) if len(taps) <= MOST_UNROLLED else 0
-    # More channels out than sums are deep: writing counts, which wants few lines at a time.
-    tiles_outside = depth > rows and block_panels * panel_size * compute.size <= PANEL_BYTES
-    recipe = Recipe("conv_tiles", (dtype, height, written_out, direct, tiles_outside), build_tiles)
-    flops = 2 * images * outs * math.prod(counts) * depth
-    launches.append(Launch(recipe, (planes.slot, packed_slot, 2, out, packed_slot + 1), fields, flops))
-    scratch.append(threads * TILES * (width * 8 + 64) + 64)
-    return Lowered(tuple(launches), tuple(scratch))
+    filled = Lowered(()) if planes.launch is None else Lowered((planes.launch,), (planes.scratch_bytes,))
+    size = math.prod(counts)
+    steps = (planes.counts[1] * planes.counts[2], planes.counts[2], 1)
+    w_steps = (outs // groups * w_strides[0], *w_strides[:2])
+    sums = Sums(
+        images, groups, outs // groups, channels, planes, planes.counts, planes.taps, w_steps, tuple(weight_offsets(kernel, w_strides[2:])),
+        size, 0, steps, bias_stride, dtype,
+    )  # fmt: skip
+    summed = sums_over_planes(sums, out, out + 1 + len(filled.scratch_bytes), threads)
+    return Lowered((*filled.launches, *summed.launches), (*filled.scratch_bytes, *summed.scratch_bytes))
