@@ -16,11 +16,11 @@ May not know: the tensor class (given by `install`).
 
 from __future__ import annotations
 
-from collections import namedtuple
 from collections.abc import Callable
 from typing import Any
 
 from flambeau.base.errors import message
+from flambeau.base.results import result_type
 from flambeau.base.settings import settings
 from flambeau.core.spec import NumberSpec
 from flambeau.engine import eager, in_place
@@ -254,7 +254,7 @@ def make_function(op: Op, is_operator: bool = False, **replaced: Callable) -> Ca
         ]
     if op.outputs != 1:
         if op.rules.fields:
-            scope["Result"] = namedtuple(op.name, op.rules.fields)
+            scope["Result"] = result_type(op.called.replace(".", "_"), tuple(op.rules.fields))
         lines += _several_body(op, everything)
     else:
         lines += _fast_body(op, everything, is_operator)

@@ -7,20 +7,20 @@ Exported by `flambeau`, and hung on Tensor by `install`.
 from __future__ import annotations
 
 import builtins
-from collections import namedtuple
 from collections.abc import Sequence
 from typing import Any
 
 from flambeau._tensor import Tensor
 from flambeau.base.errors import message
+from flambeau.base.results import result_type
 from flambeau.core.dtype import float32, float64, int64
 from flambeau.core.layout import canonical_dim
 from flambeau.ir.op import REGISTRY
 
 __all__ = ["bincount", "histogram", "histogramdd", "unique", "unique_consecutive"]
 
-Histogram = namedtuple("histogram", ("hist", "bin_edges"))
-HistogramDD = namedtuple("histogramdd", ("hist", "bin_edges"))
+Histogram = result_type("histogram", ("hist", "bin_edges"))
+HistogramDD = result_type("histogramdd", ("hist", "bin_edges"))
 
 
 # ------------------------------------------------------------------ distinct elements

@@ -5,16 +5,16 @@ Dispatch only; every rule is in the ops. `__all__` is exported by `flambeau`, th
 
 from __future__ import annotations
 
-from collections import namedtuple
 from typing import Any
 
 from flambeau._tensor import Tensor
+from flambeau.base.results import result_type
 from flambeau.ir.op import REGISTRY
 
 __all__ = ["lu", "pinverse"]
 
-lstsq_result = namedtuple("lstsq", ("solution", "residuals", "rank", "singular_values"))
-lu_result = namedtuple("lu", ("LU", "pivots", "infos"))
+lstsq_result = result_type("linalg_lstsq", ("solution", "residuals", "rank", "singular_values"))
+lu_result = result_type("lu", ("LU", "pivots", "infos"))
 
 
 def _tolerances(name: str, A: Tensor, atol: Any, rtol: Any) -> tuple:

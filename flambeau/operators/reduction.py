@@ -522,6 +522,8 @@ def to_selected(g, indices, input, dim, keepdim):
 class max_dim(Selected):
     """Largest elements along `dim` and where they are; the first among equals, NaN counts as largest."""
 
+    spoken = "max"
+
     def identity(d):
         return lowest(d)
 
@@ -534,6 +536,8 @@ class max_dim(Selected):
 @declare
 class min_dim(Selected):
     """Smallest elements along `dim` and where they are; the first among equals, NaN counts as smallest."""
+
+    spoken = "min"
 
     def identity(d):
         return highest(d)

@@ -270,11 +270,14 @@ class Median(Ordering):
 class median_dim(Median):
     """The lower of the middle elements along `dim`, and where it is; the first NaN if there is one."""
 
+    spoken = "median"
+
 
 @declare
 class nanmedian_dim(Median):
     """The lower of the middle elements along `dim` that are not NaN, and where it is."""
 
+    spoken = "nanmedian"
     ignore_nan = True
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 
 import pytest
@@ -89,3 +90,15 @@ def test_complex_numbers_are_refused(name: str, call: Callable) -> None:
 def test_integers_are_refused_where_means_are_taken(rank: int, name: str) -> None:
     with pytest.raises(NotImplementedError, match=rf"^{name}: .*Convert with .float"):
         getattr(F, name)(torch.ones(1, *(6,) * rank, dtype=torch.int64), 4)
+
+
+def test_results_print_unpack_and_pickle() -> None:
+    x = torch.tensor([3.0, 1.0, 2.0])
+    for found, name in ((x.sort(), "sort"), (x.max(0), "max"), (torch.linalg.svd(torch.eye(2)), "linalg_svd")):
+        assert repr(found).startswith(f"flambeau.return_types.{name}(\n{found._fields[0]}=tensor(")
+        again = pickle.loads(pickle.dumps(found))
+        assert type(again) is type(found)
+        assert all(torch.equal(a, b) for a, b in zip(again, found))
+    values, indices = x.sort()
+    assert values.tolist() == [1, 2, 3] and indices.tolist() == [1, 2, 0]
+    assert x.min(dim=0).indices.item() == 1
