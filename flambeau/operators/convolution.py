@@ -24,7 +24,7 @@ from flambeau.operators.rules import case
 from flambeau.operators.windows import framed, padded, reach_of, window_sum, windows
 from flambeau.templates import conv as templates
 from flambeau.templates.conv_depthwise import depthwise, depthwise_weight
-from flambeau.templates.conv_transposed import MOST_PHASES, transposed_convolution
+from flambeau.templates.conv_transposed import MOST_PHASES, depthwise_transposed, transposed_convolution
 from flambeau.templates.conv_weight import weight_gradient
 
 
@@ -193,6 +193,8 @@ class convolve_transposed_planes(Template):
 
     def lower(op, target, threads, y, w, sizes, stride, low, dilation, groups):
         given = (y.shape, y.strides, w.shape, w.strides, sizes, stride, low, dilation)
+        if w.shape[0] == groups and w.shape[1] == 1 and groups > 1:
+            return depthwise_transposed(*given, y.dtype.name, threads=threads)
         return transposed_convolution(*given, groups, y.dtype.name, threads=threads)
 
     def batch(size, dims, y, w, *attributes):

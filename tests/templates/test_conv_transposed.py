@@ -9,7 +9,7 @@ import pytest
 
 from flambeau.kernel import target as targets
 from flambeau.kernel.compile import compile_object
-from flambeau.templates.conv_transposed import transposed_convolution
+from flambeau.templates.conv_transposed import depthwise_transposed, transposed_convolution
 from flambeau.templates.launch import Lowered
 from tests.templates.conv_cases import ERROR, TARGETS, at_end, meaning, run, steps, stored
 
@@ -24,6 +24,12 @@ CASES = [
     ((1, 4, 5, 6), (4, 2, 3, 3), (13, 19), (3, 4), (1, -2), (2, 2), 1),
     ((1, 3, 3, 4, 5), (3, 2, 2, 3, 4), (6, 4, 11), (2, 1, 2), (0, 1, 1), (1, 1, 1), 1),
     ((2, 3, 9, 20), (3, 1, 3, 3), (17, 40), (2, 2), (1, 1), (1, 1), 3),
+    ((2, 3, 9, 20), (3, 1, 5, 5), (17, 39), (2, 2), (2, 2), (1, 1), 3),
+    ((1, 3, 7, 5), (3, 1, 2, 3), (23, 16), (3, 3), (-1, 0), (2, 1), 3),
+    ((1, 3, 7, 50), (3, 1, 2, 3), (10, 50), (2, 1), (1, 1), (1, 1), 3),
+    ((1, 3, 7, 5), (3, 1, 3, 3), (14, 1), (2, 2), (1, 0), (1, 1), 3),
+    ((1, 2, 40), (2, 1, 4), (79,), (2,), (1,), (1,), 2),
+    ((1, 2, 2, 3, 9), (2, 1, 2, 3, 4), (4, 6, 18), (2, 2, 2), (0, 1, 1), (1, 1, 1), 2),
     ((1, 2, 4, 4), (2, 2, 3, 3), (1, 9), (2, 2), (1, 0), (1, 1), 1),
 ]
 
@@ -47,6 +53,8 @@ def expected(y, w, case):
 
 
 def lowered_of(y, w, case, dtype, threads=1) -> Lowered:
+    if case[-1] > 1 and w.shape[:2] == (case[-1], 1):
+        return depthwise_transposed(y.shape, steps(y), w.shape, steps(w), *case[2:-1], dtype, threads=threads)
     return transposed_convolution(y.shape, steps(y), w.shape, steps(w), *case[2:], dtype, threads=threads)
 
 
@@ -101,6 +109,7 @@ def test_other_machines_get_code(dtype):
     """Kernels for machines that cannot be run here, made into objects."""
     for name in ("neon", "x86-64-v2"):
         with targets.override(targets.NAMED[name]) as chosen:
-            for launch in lowered_of(*operands(CASES[3], dtype), CASES[3], dtype).launches:
-                text = launch.recipe.build(chosen, *launch.recipe.parameters).text()
-                assert compile_object(text, chosen).startswith(b"\x7fELF")
+            for case in (CASES[3], CASES[8]):
+                for launch in lowered_of(*operands(case, dtype), case, dtype).launches:
+                    text = launch.recipe.build(chosen, *launch.recipe.parameters).text()
+                    assert compile_object(text, chosen).startswith(b"\x7fELF")
