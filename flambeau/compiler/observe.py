@@ -70,7 +70,7 @@ def kind_of(frame: types.FrameType) -> int:
             found = FORWARD if code.co_name == "forward" else OTHER
         elif root in _LIBRARIES or (name == "<string>" and root in sys.stdlib_module_names and root != "__main__"):
             found = OTHER  # made from text, as the methods of dataclasses are
-        elif name.startswith(("<frozen", "<flambeau")):
+        elif name.startswith(("<frozen", "<flambeau")) or root.startswith("namedtuple_"):
             found = OTHER
         elif name.startswith(_STANDARD) and "-packages" not in name:
             found = OTHER

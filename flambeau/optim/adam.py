@@ -160,7 +160,7 @@ class Adam(Optimizer):
                 state.update(made, max_exp_avg_sq=zeros_like(p)) if group["amsgrad"] else state.update(made)
             n = counted(state["step"])
             lr, decay = rate(group), group["weight_decay"]
-            beta1, beta2 = (number(b) for b in group["betas"])
+            beta1, beta2 = (number(b) for b in self.option(group, "betas"))
             numbers = (
                 1 - lr * decay,
                 decay,

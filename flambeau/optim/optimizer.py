@@ -104,6 +104,7 @@ def _with_hooks(step: Callable) -> Callable:
             result = step(self, *args, **kwargs)
             if bind.MODES:
                 _check_recorded(self)
+                self._rest_on_options()
             return result
         for hook in (*_global_pre_hooks.values(), *self._optimizer_step_pre_hooks.values()):
             changed = hook(self, args, kwargs)
@@ -246,10 +247,40 @@ class Optimizer:
 
     def _rest_on_options(self) -> None:
         """A trace is right for the parameters, options and state of now; learning rates may change."""
-        rest_on(lambda: _options(self.param_groups), f"the options of {type(self).__name__}")
+        rest_on(lambda: _options(self.param_groups, self._options_that_move()), f"the options of {type(self).__name__}")
+        rest_on(lambda state=self.state: self.state is state, f"the state of {type(self).__name__}")
         rest_on(lambda: sum(map(len, self.state.values())), f"how much state {type(self).__name__} has")
 
+    def _options_that_move(self) -> frozenset:
+        return frozenset(at for at, value in self.__dict__.get("_options_traced", {}).items() if value is _MOVES)
+
     # ------------------------------------------------------------------ what algorithms use
+    def option(self, group: dict, key: str) -> Any:
+        """An option that schedules change too (a momentum, betas): as it is. In a trace that is replayed, once it is not what it was in the
+        trace before, 0-dim tensors that each replay sets to what the group has then."""
+        value = group[key]
+        trace = tracing.current() if bind.MODES else None
+        if trace is None or not trace.repeats:
+            return value
+        at = (id(group), key)
+        made = trace.memo.get(at)
+        if made is not None:
+            return made
+        several = isinstance(value, (tuple, list))
+        if all(isinstance(v, (int, float)) for v in (value if several else (value,))):
+            known = self.__dict__.setdefault("_options_traced", {})
+            if known.setdefault(at, value) != value:
+                known[at] = _MOVES
+            if known[at] is _MOVES:
+                count = len(value) if several else 1
+                given = trace.host(
+                    lambda: tuple(float(v) for v in (group[key] if several else (group[key],))), (float,) * count
+                )
+                value = tuple(REGISTRY["full"]((), v, dtype=float64) for v in given)
+                value = value if several else value[0]
+        trace.memo[at] = value
+        return value
+
     def closure_loss(self, closure: Callable[[], Any] | None) -> Any:
         """The closure's loss, computed with gradients; None without a closure."""
         if closure is None:
@@ -397,13 +428,16 @@ def _fitted(p: Tensor, value: Any, key: Any = None) -> Any:
     return value
 
 
-def _options(groups: list[dict]) -> tuple:
-    """Parameters and options of groups as one value; learning rates that are numbers left out."""
+_MOVES = object()
+
+
+def _options(groups: list[dict], moving: frozenset) -> tuple:
+    """Parameters and options of groups as one value; learning rates that are numbers and what moves (id of group, key) left out."""
     return tuple(
         tuple(
             (key, tuple(map(id, value)) if key == "params" else id(value) if isinstance(value, Tensor) else value)
             for key, value in group.items()
-            if key not in ("lr", "initial_lr") or isinstance(value, Tensor)
+            if (key not in ("lr", "initial_lr") or isinstance(value, Tensor)) and (id(group), key) not in moving
         )
         for group in groups
     )

@@ -112,8 +112,10 @@ class SGD(Optimizer):
         for group, p, g in self.gradients():
             lr, decay = rate(group), number(group["weight_decay"])
             flags = (group["maximize"], not (isinstance(decay, (int, float)) and decay == 0))
-            momentum = group["momentum"]
-            if momentum == 0:
+            momentum = self.option(group, "momentum")
+            still = group["momentum"] == 0
+            rest_on(lambda group=group: group["momentum"] == 0, "whether SGD has momentum")
+            if still:
                 self.update(sgd, (0,), (p, g), (lr, decay), group, flags)
                 continue
             flags += (group["nesterov"],)

@@ -19,6 +19,8 @@ from flambeau._tensor import Tensor
 from flambeau.autograd.api import backward
 from flambeau.autograd.function import Function
 from flambeau.autograd.graph import saved_tensors_hooks
+from flambeau.ir import tracing
+from flambeau.ir.bind import MODES
 from flambeau.random import default_generator, fork_rng
 from flambeau.tape.grad_mode import enable_grad, is_grad_enabled
 
@@ -97,6 +99,9 @@ def checkpoint(
             stacklevel=2,
         )
         use_reentrant = True
+    trace = tracing.current() if MODES else None
+    if trace is not None and trace.repeats:  # a compiled function keeps little and computes the rest again anyway
+        return function(*args, **kwargs)
     if use_reentrant:
         if kwargs:
             raise ValueError("Unexpected keyword arguments: " + ",".join(kwargs))

@@ -8,6 +8,7 @@ May not know: how compiling works. Entry: `flambeau.compile`.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -22,7 +23,7 @@ class OptimizedModule(Module):
     def __init__(self, module: Module, make: Callable):
         super().__init__()
         self._modules["_orig_mod"] = module
-        self.__dict__["_compiled"] = make(module.__call__)
+        self.__dict__["_compiled"], self.__dict__["_make"] = make(module.__call__), make
         self.__dict__["training"] = module.training
 
     @property
@@ -58,6 +59,9 @@ class OptimizedModule(Module):
 
     def __dir__(self) -> list[str]:
         return dir(self._orig_mod)
+
+    def __deepcopy__(self, memo: dict) -> OptimizedModule:
+        return OptimizedModule(copy.deepcopy(self._orig_mod, memo), self.__dict__["_make"])
 
     def __reduce__(self) -> tuple:
         raise TypeError(

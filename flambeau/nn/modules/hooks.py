@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from flambeau.base.errors import message
+from flambeau.core.epoch import epoch
 
 _ids = itertools.count()
 
@@ -25,6 +26,7 @@ class RemovableHandle:
     def remove(self) -> None:
         for table in self.tables:
             table.pop(self.id, None)
+        epoch.value += 1
 
     def __enter__(self) -> RemovableHandle:
         return self
@@ -45,6 +47,7 @@ def register(
         table.move_to_end(handle.id, last=False)
     for mark in marks:
         mark[handle.id] = True
+    epoch.value += 1
     return handle
 
 
