@@ -15,7 +15,8 @@ from flambeau.core.dtype import can_cast
 from flambeau.core.layout import has_internal_overlap
 from flambeau.engine import eager, recording, validate, watching
 from flambeau.engine.plan import Plan, make_plan
-from flambeau.ir import bind, tracing
+from flambeau.ir import bind
+from flambeau.ir.bind import MODES
 from flambeau.ir.op import POINTWISE, REGISTRY, Op
 
 MOST_PLANS = 4096
@@ -34,25 +35,17 @@ class InPlaceHooks:
 hooks = InPlaceHooks()
 
 
-def run(op: Op, args: tuple) -> Any:
-    """`args[0]` becomes op(*args). Returns args[0]."""
-    if bind.MODES:
-        watcher = watching.current()
-        if watcher is not None and not recording.is_below():
-            return watching.tell(watcher, watching.Event("write", op.name + "_", op, args), lambda: write(op, args))
-    return write(op, args)
-
-
-def write(op: Op, args: tuple) -> Any:
-    """As `run`, after watchers have been told."""
+def run(op: Op, args: tuple, told: bool = False) -> Any:
+    """`args[0]` becomes op(*args). Returns args[0]. `told`: the watcher of this thread, if any, knows."""
     from_number = REGISTRY["to_dtype"]
     target = args[0]
-    if (
-        bind.stack.items
-        or tracing.current() is not None
-        or getattr(target, "_traced", None) is not None
-        or target.spec.is_slow
-    ):
+    below = False
+    if MODES:
+        below = recording.is_below()
+        watcher = None if below or told else watching.current()
+        if watcher is not None:
+            return watching.tell(watcher, watching.Event("write", op.name + "_", op, args), lambda: run(op, args, True))
+    if below or getattr(target, "_traced", None) is not None or target.spec.is_slow:
         hooks.before(op, target)
         result = bind.bind(op, args)
         check(op, target.spec, result.spec)
