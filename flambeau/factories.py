@@ -9,6 +9,7 @@ Dtypes follow the values as in PyTorch: floats give the default dtype, ints int6
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 import struct
 from array import array
@@ -651,10 +652,9 @@ def _copied(data: Any, d: dtype | None) -> Tensor:
     shape: list[int] = []
     flat: list[Any] = []
     _flatten(data, 0, shape, flat)
-    kinds = set(map(type, flat))
-    if not kinds <= _NUMBERS and any(isinstance(x, Tensor) for x in flat):
-        flat = [x.item() if isinstance(x, Tensor) else x for x in flat]
     found = d or (_infer(flat) if flat else get_default_dtype())
+    if not set(map(type, flat)) <= _NUMBERS:
+        flat = [x.item() if hasattr(x, "item") else x for x in flat]
     if d is None and found is int64 and not all(-(1 << 63) <= x < 1 << 63 for x in flat):
         raise ValueError(
             message(
@@ -740,14 +740,16 @@ def _flatten(data: Any, depth: int, shape: list[int], flat: list[Any]) -> None:
             )
         )
     if not isinstance(data, (int, float, complex, Tensor)):
-        if hasattr(data, "item"):
+        if hasattr(data, "item") and hasattr(data, "dtype"):
+            pass  # a number of NumPy's, whose type counts
+        elif hasattr(data, "item"):
             data = data.item()
         elif hasattr(data, "__index__"):
             data = data.__index__()
         elif hasattr(data, "__float__"):
             data = float(data)
         else:
-            kind = RuntimeError if data is None else ValueError
+            kind = RuntimeError if data is None else TypeError if isinstance(data, str) else ValueError
             raise kind(
                 message(
                     "tensor",
@@ -766,16 +768,19 @@ def _is_nested(x: Any) -> bool:
 
 
 def _infer(flat: list[Any]) -> dtype:
+    """The dtype of numbers: Python's are in the default types, tensors and NumPy's scalars in their own."""
     kinds = set(map(type, flat))
-    found = None
-    for kind in kinds:
-        d = (
-            dtype_of_number(kind(0))
-            if kind in (bool, int, float, complex)
-            else dtype_of_number(next(x for x in flat if type(x) is kind))
-        )
-        found = d if found is None else promote_types(found, d)
-    return found
+    types = {dtype_of_number(kind(0)) for kind in kinds if kind in (bool, int, float, complex)}
+    if not kinds <= {bool, int, float, complex}:
+        types |= {_type_of(x) for x in flat if type(x) not in (bool, int, float, complex)}
+    return functools.reduce(promote_types, types)
+
+
+def _type_of(x: Any) -> DType:
+    d = getattr(x, "dtype", None)
+    if isinstance(d, DType):
+        return d
+    return BY_NAME.get(getattr(d, "name", "")) or dtype_of_number(x.item() if hasattr(x, "item") else x)
 
 
 def _packed(shape: tuple[int, ...], flat: list[Any], d: dtype) -> Tensor:

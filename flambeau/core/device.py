@@ -16,6 +16,10 @@ class device:
     def __new__(cls, type: str | device, index: int | None = None) -> device:
         if isinstance(type, device):
             return type
+        if not isinstance(type, str):
+            raise TypeError(
+                f"device: type must be a name (received an invalid combination of arguments), got {type!r}. Write 'cpu'."
+            )
         name, _, number = str(type).partition(":")
         if number:
             if not number.isdecimal():

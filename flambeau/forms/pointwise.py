@@ -1,6 +1,6 @@
 """Elementwise functions with several call forms, and the operators that write in place (`x += y`).
 
-Dispatch only: powers by the kind of exponent, `where` with one argument or three, tests that answer with a Python bool.
+Dispatch only: powers by the kind of exponent, tests that answer with a Python bool.
 Public functions here are exported by `flambeau`; `install` hangs the methods on Tensor.
 """
 
@@ -15,7 +15,7 @@ from flambeau.ir.op import REGISTRY
 from flambeau.operators.powers import SIMPLE
 from flambeau.random import rand
 
-__all__ = ["allclose", "equal", "polygamma", "pow", "rrelu", "rrelu_", "where"]
+__all__ = ["allclose", "equal", "polygamma", "pow", "rrelu", "rrelu_"]
 
 _power, _power_of_number = REGISTRY["power"], REGISTRY["power_of_number"]
 
@@ -55,18 +55,6 @@ def _power_operator(self: Tensor, exponent: Any) -> Any:
         if exponent is NotImplemented:
             return NotImplemented
     return pow(self, exponent)
-
-
-def where(condition: Tensor, input: Any = None, other: Any = None, *, out: Tensor | None = None) -> Any:
-    """`input` where `condition` holds and `other` elsewhere; with the condition alone, the places where it holds."""
-    if input is None and other is None:
-        return REGISTRY["nonzero"](condition, as_tuple=True)
-    return REGISTRY["where"](condition, input, other, out=out)
-
-
-def _where_method(self: Tensor, condition: Tensor, other: Any) -> Tensor:
-    """`self` where `condition` holds, `other` elsewhere."""
-    return REGISTRY["where"](condition, self, other)
 
 
 def allclose(input: Tensor, other: Tensor, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False) -> bool:
@@ -168,7 +156,6 @@ def install(from_array: Callable[[Any], Tensor]) -> None:
         ("pow_", pow_),
         ("__pow__", _power_operator),
         ("__ipow__", pow_),
-        ("where", _where_method),
         ("allclose", allclose),
         ("equal", equal),
         ("polygamma", REGISTRY["polygamma"].function),

@@ -148,7 +148,8 @@ class diagonal_scatter(ScatterIntoView):
 def join_type(op, tensors):
     """The type that all pieces promote to."""
     if not tensors:
-        raise RuntimeError(f"{op.name}: expects a non-empty list of tensors, got none.")
+        kind = ValueError if op.name == "cat" else RuntimeError  # as PyTorch
+        raise kind(f"{op.name}: expects a non-empty list of tensors (expected a non-empty list of Tensors), got none.")
     found = tensors[0].dtype
     for s in tensors[1:]:
         found = promote_types(found, s.dtype)

@@ -328,3 +328,37 @@ def test_new_tensors() -> None:
     assert x.new_zeros(1, requires_grad=True).requires_grad
     with pytest.raises(TypeError, match="new_zeros: no argument named 'dtyp'. Did you mean dtype"):
         x.new_zeros(1, dtyp=torch.int32)
+
+
+def test_lists_of_numpy_scalars_and_tensors() -> None:
+    for data, wanted in (
+        ([np.float64(1.0), 2.0], torch.float64),
+        ([np.float32(1.0)], torch.float32),
+        ([np.float16(1.0)], torch.float16),
+        ([np.int32(1), np.int32(2)], torch.int32),
+        ([np.bool_(True)], torch.bool),
+        ([1, np.float64(2.0)], torch.float64),
+        ([np.array([1.0, 2.0]), np.array([3.0, 4.0])], torch.float64),
+        ([torch.tensor(1.0, dtype=torch.float64), 2], torch.float64),
+        ([1.5, 2], torch.float32),
+    ):
+        assert torch.tensor(data).dtype is wanted, data
+    assert torch.tensor([np.array([1, 2]), np.array([3, 4])]).tolist() == [[1, 2], [3, 4]]
+
+
+def test_where_with_a_condition_alone() -> None:
+    rows, columns = torch.where(torch.tensor([[True, False], [False, True]]))
+    assert rows.tolist() == columns.tolist() == [0, 1]
+    assert torch.where(torch.tensor([True, False]), 1, 0).tolist() == [1, 0]
+
+
+def test_kinds_of_errors() -> None:
+    for call, kind in (
+        (lambda: torch.cat([]), ValueError),
+        (lambda: torch.stack([]), RuntimeError),
+        (lambda: torch.device(3.5), TypeError),
+        (lambda: torch.tensor([1, "a"]), TypeError),
+        (lambda: torch.tensor([None]), RuntimeError),
+    ):
+        with pytest.raises(kind, match=": "):
+            call()
