@@ -126,6 +126,7 @@ _PACKAGES = (
     "multiprocessing",
     "optim",
     "signal",
+    "testing",
     "utils",
     "version",
     "xpu",

@@ -1,1 +1,7 @@
-"""Layer 9: what tests of programs use."""
+"""What tests of programs use: `assert_close`."""
+
+from __future__ import annotations
+
+from flambeau.testing.comparison import assert_close
+
+__all__ = ["assert_close"]
