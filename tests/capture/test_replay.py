@@ -232,6 +232,37 @@ def test_a_training_step_equals_eager(name: str) -> None:
         np.testing.assert_allclose(got, wanted, rtol=1e-6, atol=1e-6)
 
 
+def test_buffers_clipping_and_zeroed_gradients_follow_eager_bit_for_bit() -> None:
+    runs = []
+    for replay in (False, True):
+        flambeau.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 9), nn.BatchNorm1d(9), nn.ReLU(), nn.Linear(9, 2))
+        optimiser = flambeau.optim.SGD(model.parameters(), lr=0.1)
+        x = f32(8, 6)
+
+        def step() -> flambeau.Tensor:
+            optimiser.zero_grad(set_to_none=False)
+            loss = model(x).square().mean()
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+            optimiser.step()
+            return loss
+
+        step()
+        if replay:
+            g, loss = graphed(step)
+        losses = []
+        for seed in range(1, 5):
+            x.copy_(f32(8, 6, seed=seed))
+            if replay:
+                g.replay()
+            else:
+                loss = step()
+            losses.append(loss.item())
+        runs.append((losses, [b.tolist() for b in model.buffers()]))
+    assert runs[0] == runs[1]
+
+
 def test_gradients_from_outside_are_added_to_in_place() -> None:
     w = flambeau.ones(3).requires_grad_()
     (w * 2).sum().backward()
