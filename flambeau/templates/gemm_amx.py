@@ -37,6 +37,8 @@ STEP = 32  # depth of a tile
 PAIR_BYTES = 2048  # two tiles
 STAGE_BYTES = 4096  # four tiles of sums
 BLOCK_K = 2048
+FETCHES = 4  # lines of the next right panel asked into L2 in a step: all of it while 256 rows pass
+PACK_COLUMNS = 768  # of a result: so many repay packing a left operand that lies right
 L1_BYTES, L2_BYTES = 48 << 10, 2 << 20
 PACKED_PANELS = 8  # in a unit of packing: pieces of lines long enough to be prefetched
 
@@ -139,15 +141,15 @@ def _micro(module: Module, rows: int, columns: int, once: bool, prefetch_steps: 
     Left tiles are at a and a + a_half, lines `a_line` apart, the next ones `a_next` on (bytes); right ones are packed.
     Meanwhile `due` lines of the tiles before, which are at `before`, go to their result: one a step, when the vector
     units have nothing to do and the tiles have long left the pipeline. `once` keeps the left from pushing the panel of
-    the right out of L1.
+    the right out of L1. `next_b` is asked into L2, FETCHES lines a step.
     """
     k = module.function(
         f"tile_{rows}x{columns}",
         [("steps", i64), ("a", ptr), ("a_half", i64), ("a_line", i64), ("a_next", i64), ("b", ptr), ("sums", ptr), ("add", i64),
-         ("before", ptr), ("due", i64), ("out", ptr), ("c_line", i64), ("ahead", ptr)],
+         ("before", ptr), ("due", i64), ("out", ptr), ("c_line", i64), ("ahead", ptr), ("next_b", ptr)],
         internal=True,
     )  # fmt: skip
-    steps, a, a_half, a_line, a_next, b, sums, add, before, due, out, c_line, c_ahead = k.args
+    steps, a, a_half, a_line, a_next, b, sums, add, before, due, out, c_line, c_ahead, next_b = k.args
     line = k.const(i64, 64)
     load_left = "tileloaddt164" if once else "tileloadd64"
     cells = [(r, c) for r in range(rows) for c in range(columns)]
@@ -163,7 +165,7 @@ def _micro(module: Module, rows: int, columns: int, once: bool, prefetch_steps: 
     k.when_else(add.eq(0), zero, reload)
     for i in range(PANEL):
         k.prefetch(c_ahead, c_line * i, write=True)
-    left, right = k.var(ptr, a), k.var(ptr, b)
+    left, right, coming = k.var(ptr, a), k.var(ptr, b), k.var(ptr, next_b)
     with k.range(0, steps) as step:
         x, y = left.get(), right.get()
         _tile(k, load_left, 4, x, a_line)
@@ -178,6 +180,10 @@ def _micro(module: Module, rows: int, columns: int, once: bool, prefetch_steps: 
             ahead = k.offset(x, a_next * prefetch_steps)
             for i in range(16 * rows):
                 k.prefetch(k.offset(ahead, a_line * i))
+        if not prefetch_steps:
+            for i in range(FETCHES):
+                k.prefetch(coming.get(), 64 * i, locality=2)
+            coming.set(k.offset(coming.get(), 64 * FETCHES))
         with k.when(step < due):
             _store_line(k, before, out, c_line, step, out_type)
         left.set(k.offset(x, a_next))
@@ -329,6 +335,11 @@ def build_amx(target: Target, order: str, out: str, once: bool, prefetch_steps: 
                     )
                     turn.set((turn.get() ^ 1) & single)
                     out_panel = k.offset(out_unit, i * p["c_row"] + j * p["c_column"], out_type)
+                    # The piece of the next right panel to fetch meanwhile; of this one where there is none, or it is near.
+                    ahead = k.select(by_rows | (columns - j <= PANEL), k.const(i64, 0), left_bytes)
+                    next_b = k.offset(
+                        b_panel, ahead + (i // PANEL * steps * (64 * FETCHES)).rem(k.maximum(left_bytes, 1))
+                    )
                     wide, tall = columns - j > 16, rows - i > 16
                     for r in (1, 2):
                         for c in (1, 2):
@@ -349,6 +360,7 @@ def build_amx(target: Target, order: str, out: str, once: bool, prefetch_steps: 
                                     before_out.get(),
                                     c_line,
                                     out_panel,
+                                    next_b,
                                 )
                     due.set(0)
                     height, width = k.minimum(rows - i, PANEL), k.minimum(columns - j, PANEL)
@@ -425,6 +437,7 @@ def lower_amx(p: Problem, threads: int) -> Lowered:
 def _lower(p: Problem, threads: int) -> Lowered:
     in_place = p.a[1] == 1 and p.k % STEP == 0
     streaming = in_place and p.n <= 4 * PANEL and p.m >= 2 * p.n  # rows are read once, ahead
+    in_place = in_place and p.n < PACK_COLUMNS
     block_k = blocks_of(p.k, BLOCK_K if not streaming else 2 * BLOCK_K, STEP)
     most_rows = 2 * PANEL if streaming else max(PANEL, min(256, L2_BYTES // (4 * block_k)))  # half of L2 for the left
     most_columns = 1024 if block_k < p.k else 4096  # sums that wait for more depth stay near
