@@ -161,6 +161,18 @@ _REFUSED = {
     "jit": "Flambeau compiles what it runs; there is no script language. Leave torch.jit out.",
 }
 
+# Those that are not there yet, and what to do without.
+_ABSENT = {
+    **dict.fromkeys(("amp", "autocast", "GradScaler"), "Convert the model and its inputs with .to(torch.bfloat16)."),
+    "distributions": "Draw with rand, randn, bernoulli, multinomial or poisson.",
+    "profiler": "FLAMBEAU_DEBUG=2 shows the time of each kernel.",
+    "sparse": _SPARSE,
+    "nested": "Pad with nn.utils.rnn.pad_sequence.",
+    **dict.fromkeys(("quantization", "ao"), "Models in GGUF files run quantised."),
+    "hub": "Load checkpoints with torch.load.",
+    **dict.fromkeys(("fx", "onnx", "package"), "capture.step.capture shows what a function does as a graph."),
+}
+
 
 def __getattr__(name: str):
     """Ops by name, sub-packages, and the functions for files, whose package is loaded when first used."""
@@ -170,6 +182,8 @@ def __getattr__(name: str):
         return globals()[name]
     if name in _REFUSED:
         raise AttributeError(f"module 'flambeau' has no attribute '{name}': refused. {_REFUSED[name]}")
+    if name in _ABSENT:
+        raise AttributeError(f"module 'flambeau' has no attribute '{name}': it is not there yet. {_ABSENT[name]}")
     if name in _PACKAGES:
         return importlib.import_module(f"flambeau.{name}")
     if name not in ("load", "save", "serialization"):

@@ -39,7 +39,7 @@ def names_of(prefix: str, scope: dict[str, Any]) -> tuple[Callable, Callable]:
 
 def is_public(name: str) -> bool:
     """Whether a name is meant for users."""
-    return not name.startswith("_")
+    return not name.startswith("_") and name not in ("annotations", "importlib")  # what modules import for themselves
 
 
 def absent_device(kind: str, scope: dict[str, Any], calls: Iterable[str]) -> Callable[[str], Any]:

@@ -170,5 +170,9 @@ def test_what_is_refused_says_why() -> None:
         assert not hasattr(torch, name)
         with pytest.raises(AttributeError, match=r"refused\. .*[Uu]se"):
             getattr(torch, name)
+    for name in ("autocast", "distributions", "onnx"):
+        assert not hasattr(torch, name)
+        with pytest.raises(AttributeError, match=r"not there yet\. [A-Za-z]"):
+            getattr(torch, name)
     with pytest.raises(NotImplementedError, match="cfloat"):
         torch.ones(2).chalf()
