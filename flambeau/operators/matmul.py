@@ -10,16 +10,17 @@ transposed views. May not know: how a product is computed (`templates.gemm` choo
 from __future__ import annotations
 
 from flambeau.base.lazy import np
-from flambeau.core.dtype import bfloat16, bool_, float16, float32
+from flambeau.core.dtype import bfloat16, bool_, float16, float32, int8, int32
 from flambeau.core.layout import broadcast_shapes, expand_strides, view_strides
 from flambeau.core.spec import Spec
-from flambeau.ir.kinds import Composite, Template, common_device
+from flambeau.ir.kinds import NOT_DIFFERENTIABLE, Composite, Template, common_device
 from flambeau.ir.op import REGISTRY, declare
 from flambeau.operators.batched import aligned, element_ndim
 from flambeau.operators.rules import case, sum_to
 from flambeau.templates.gemm import gemm
 
 NARROW = (float16, bfloat16)
+WIDE = {float16: float32, bfloat16: float32, int8: int32}  # what their sums are kept in
 
 
 # ------------------------------------------------------------------ checks and views that several products share
@@ -65,7 +66,8 @@ def shown(s: Spec) -> str:
 # ------------------------------------------------------------------ the primitive
 @declare
 class matrix_product(Template):
-    """a[..., m, k] @ b[..., k, n] (+ bias[n]) with broadcasting batch dims; `wide` keeps float16 and bfloat16 sums in float32.
+    """a[..., m, k] @ b[..., k, n] (+ bias[n]) with broadcasting batch dims; `wide` keeps float16 and bfloat16
+    sums in float32, int8 ones in int32.
 
     Determinism: bitwise, for any number of threads.
     """
@@ -78,7 +80,7 @@ class matrix_product(Template):
     def meta(op, a, b, bias, wide):
         batch = broadcast_shapes("matmul", a.shape[:-2], b.shape[:-2])
         check_types("matmul", *((a, b) if bias is None else (a, b, bias)))
-        dtype = float32 if wide and a.dtype in NARROW else a.dtype
+        dtype = WIDE.get(a.dtype, a.dtype) if wide else a.dtype
         return Spec.of(
             (*batch, a.shape[-2], b.shape[-1]),
             dtype,
@@ -97,7 +99,7 @@ class matrix_product(Template):
             batch=batch,
             a_batch_strides=expand_strides(a.shape[:-2], a.strides[:-2], batch),
             b_batch_strides=expand_strides(b.shape[:-2], b.strides[:-2], batch),
-            out_dtype=float32 if wide and a.dtype in NARROW else None,
+            out_dtype=WIDE.get(a.dtype) if wide else None,
             bias_stride=None if bias is None else (bias.strides[0] if bias.shape[0] > 1 else 1),
             threads=threads,
         )
@@ -297,6 +299,41 @@ class mm(Composite):
         yield case(t(3, 0), t(0, 5))
         yield case(t(3, 4), t(5, 4), raises=(RuntimeError, "cannot be multiplied"))
         yield case(t(3), t(3, 4), raises=(RuntimeError, "must be a matrix"))
+
+
+@declare
+class _int_mm(Composite):
+    """Product of two int8 matrices with int32 sums, [m, k] @ [k, n] -> [m, n].
+
+    Dtypes: int8, int8 -> int32. Sums that int32 does not hold wrap around.
+    """
+
+    methods = ()
+    vjp = NOT_DIFFERENTIABLE
+
+    def signature(input: Tensor, mat2: Tensor): ...
+
+    def meta(op, a, b):
+        check_mm("_int_mm", a, b)
+        if a.dtype is not int8:
+            raise RuntimeError(
+                f"_int_mm: operands must be int8 (Expected self dtype to be of type int8), got {a.dtype.name}. "
+                "Quantise them, or use mm."
+            )
+        return Spec.of((a.shape[0], b.shape[1]), int32, common_device("_int_mm", [a, b]))
+
+    def body(a, b):
+        return matrix_product(a, b, None, True)
+
+    def reference(a, b):
+        return np.matmul(a, b, dtype=np.int32)
+
+    def samples(t):
+        yield case(t(3, 4, dtype="int8"), t(4, 5, dtype="int8"))
+        yield case(t(37, 65, dtype="int8"), t(65, 17, dtype="int8"))
+        yield case(t(3, 0, dtype="int8"), t(0, 5, dtype="int8"))
+        yield case(t(3, 4), t(4, 5), raises=(RuntimeError, "must be int8"))
+        yield case(t(3, 4, dtype="int8"), t(5, 4, dtype="int8"), raises=(RuntimeError, "cannot be multiplied"))
 
 
 @declare

@@ -104,7 +104,8 @@ def lower(p: Problem, target: Target, threads: int) -> Lowered:
 
 def lower_real(p: Problem, target: Target, threads: int) -> Lowered:
     """One product of real numbers, its depth in one piece."""
-    if p.dtype == "bfloat16" and target.has("amx-bf16", "avx512bf16") and target.vector_bytes == 64 and p.k > 0:
+    tiles = {"bfloat16": ("amx-bf16", "avx512bf16"), "int8": ("amx-int8",)}.get(p.dtype)
+    if tiles and target.has(*tiles) and target.vector_bytes == 64 and p.k > 0:
         return lower_amx(p, threads)
     if p.b[0] == 1 and streams_lines(p.m, p.n, p):
         return lower_dot(p, target, threads)

@@ -1,21 +1,23 @@
-"""bfloat16 products on AMX tiles: 16 x 32 by 32 x 16 into 16 x 16 float32, rounded once at the end.
+"""bfloat16 and int8 products on AMX tiles: 64 bytes of depth at a time into 16 x 16 float32 or int32, rounded once at the end.
 
-The left operand wants rows that run along depth, the right one pairs of depth interleaved (VNNI). Both are packed into
+The left operand wants rows that run along depth, the right one 4 bytes of depth interleaved (VNNI). Both are packed into
 kilobyte tiles, two side by side, so that a register tile of 32 x 32 reads two straight streams; a left operand that
 lies right already is read in place. For a linear layer with few rows the weights are the left operand: they are read
 once, unpacked, and the result is stored transposed.
 
-Numerics: products are exact in float32 and added in pairs, denormals read as 0, as the instruction does it. The order of
-summation depends on depth only.
+Numerics: products of bfloat16 are exact in float32 and added in pairs, denormals read as 0, as the instruction does it.
+The order of summation depends on depth only. Sums of int8 wrap around.
 
 May not know: other ways to multiply. Entry: `lower_amx`.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from flambeau.kernel.dsl import Function, Module, Value
 from flambeau.kernel.target import Target
-from flambeau.kernel.types import Type, bf16, f32, i8, i64, ptr, u16, u32, void
+from flambeau.kernel.types import Type, f32, i8, i32, i64, ptr, u8, u16, u32, void
 from flambeau.templates.gemm_pack import order_of, transposed
 from flambeau.templates.gemm_problem import (
     SERIAL_WORK,
@@ -33,10 +35,10 @@ from flambeau.templates.gemm_tiles import ABI, ELEMENTS, finish_function, unit_o
 from flambeau.templates.launch import Lowered
 
 PANEL = 32  # rows of a left panel, columns of a right one: two tiles
-STEP = 32  # depth of a tile
+STEP_BYTES = 64  # depth of a tile
 PAIR_BYTES = 2048  # two tiles
 STAGE_BYTES = 4096  # four tiles of sums
-BLOCK_K = 2048
+BLOCK_BYTES = 4096  # of depth
 FETCHES = 4  # lines of the next right panel asked into L2 in a step: all of it while 256 rows pass
 PACK_COLUMNS = 768  # of a result: so many repay packing a left operand that lies right
 L1_BYTES, L2_BYTES = 48 << 10, 2 << 20
@@ -49,12 +51,28 @@ FIELDS = (
 BATCH = len(FIELDS)
 
 
+class Element(NamedTuple):
+    """What tiles are made of."""
+
+    bits: Type  # an element as it is moved about
+    sums: Type
+    multiply: str  # the instruction
+
+    @property
+    def step(self) -> int:
+        """Depth of a tile."""
+        return STEP_BYTES // self.bits.size
+
+
+TILES = {"bfloat16": Element(u16, f32, "tdpbf16ps"), "int8": Element(u8, i32, "tdpbssd")}
+
+
 def _tile(k: Function, operation: str, *arguments: Value | int) -> None:
     values = [a if isinstance(a, Value) else k.const(i8, a) for a in arguments]
     k.intrinsic(f"llvm.x86.{operation}", void, *values)
 
 
-def _pack_function(module: Module, name: str, role: str, order: str) -> Function:
+def _pack_function(module: Module, name: str, role: str, order: str, bits: Type) -> Function:
     """name(source, stride, step, count, depth, out): one half (16 rows or columns) of a panel, its tiles PAIR_BYTES apart.
 
     Depth is filled up with zeros to whole tiles. Rows past `count` hold anything.
@@ -65,41 +83,54 @@ def _pack_function(module: Module, name: str, role: str, order: str) -> Function
         internal=True,
     )
     source, stride, step, count, depth, out = k.args
-    whole = depth & -STEP
+    deep = STEP_BYTES // bits.size
+    whole = depth & -deep
+
+    def tile_at(p: Value) -> Value:
+        return k.offset(out, p * (PAIR_BYTES // deep))
 
     if order == "depth":  # lines along depth: a row of a left tile, a column of a right one
-        rows = [k.offset(source, k.minimum(count - 1, i) * stride, u16) for i in range(16)]
+        rows = [k.offset(source, k.minimum(count - 1, i) * stride, bits) for i in range(16)]
 
         def square(p: Value, tail: bool) -> None:
-            mask = k.tail_mask(depth - p, STEP) if tail else None
-            lines = [k.load(row, u16.vec(STEP), p, mask=mask).bitcast(u32.vec(16)) for row in rows]
-            _store_tile(k, k.offset(out, p * (PAIR_BYTES // STEP)), transposed(k, lines) if role == "right" else lines)
+            mask = k.tail_mask(depth - p, deep) if tail else None
+            lines = [k.load(row, bits.vec(deep), p, mask=mask).bitcast(u32.vec(16)) for row in rows]
+            _store_tile(k, tile_at(p), transposed(k, lines) if role == "right" else lines)
     else:
         lanes = k.tail_mask(count, 16)
         indices = None if order == "width" else k.iota(i64.vec(16)) * k.splat(stride, 16)
 
         def square(p: Value, tail: bool) -> None:
             lines = []
-            for i in range(0, STEP, 2):
-                pair = []
-                for q in (i, i + 1):
+            for i in range(0, deep, 4 // bits.size):
+                parts = []
+                for q in range(i, i + 4 // bits.size):
                     mask = lanes & k.splat(p + q < depth, 16) if tail else lanes
-                    line = k.offset(source, (p + q) * step, u16)
-                    pair.append(
-                        k.load(line, u16.vec(16), mask=mask)
+                    line = k.offset(source, (p + q) * step, bits)
+                    parts.append(
+                        k.load(line, bits.vec(16), mask=mask)
                         if indices is None
-                        else k.gather(line, u16, indices, mask=mask)
+                        else k.gather(line, bits, indices, mask=mask)
                     )
-                woven = k.shuffle(*pair, [lane for j in range(16) for lane in (j, 16 + j)])
-                lines.append(woven.bitcast(u32.vec(16)))
-            _store_tile(k, k.offset(out, p * (PAIR_BYTES // STEP)), transposed(k, lines) if role == "left" else lines)
+                lines.append(_woven(k, parts).bitcast(u32.vec(16)))
+            _store_tile(k, tile_at(p), transposed(k, lines) if role == "left" else lines)
 
-    with k.range(0, whole, STEP) as p:
+    with k.range(0, whole, deep) as p:
         square(p, False)
     with k.when(whole < depth):
         square(whole, True)
     k.ret()
     return k
+
+
+def _woven(k: Function, parts: list[Value]) -> Value:
+    """The first elements of 2 or 4 vectors, then the second ones, and so on."""
+    while len(parts) > 1:
+        half = len(parts) // 2  # of 4: the first with the third, so that the second round puts them in order
+        lanes = range(parts[0].type.lanes)
+        count = len(lanes)
+        parts = [k.shuffle(parts[i], parts[i + half], [x for j in lanes for x in (j, count + j)]) for i in range(half)]
+    return parts[0]
 
 
 def _store_tile(k: Function, tile: Value, lines: list[Value]) -> None:
@@ -108,34 +139,37 @@ def _store_tile(k: Function, tile: Value, lines: list[Value]) -> None:
 
 
 def _pack_panels(k: Function, half: Function, order: str, source: Value, stride: Value, step: Value, count: Value, depth: Value,
-                 out: Value, panel_bytes: Value) -> None:  # fmt: skip
+                 out: Value, panel_bytes: Value, bits: Type) -> None:  # fmt: skip
     """`count` rows or columns into panels, `panel_bytes` apart."""
+    unit = STEP_BYTES // bits.size
 
     def one(i: Value, p: Value | int, deep: Value) -> None:
-        to = k.offset(out, i // PANEL * panel_bytes + (p * (PAIR_BYTES // STEP)))
-        at = k.offset(source, i * stride + p * step, u16)
+        to = k.offset(out, i // PANEL * panel_bytes + (p * (PAIR_BYTES // unit)))
+        at = k.offset(source, i * stride + p * step, bits)
         k.call(half, at, stride, step, count - i, deep, to)
         with k.when(count - i > 16):
             k.call(
-                half, k.offset(at, stride * 16, u16), stride, step, count - i - 16, deep, k.offset(to, PAIR_BYTES // 2)
+                half, k.offset(at, stride * 16, bits), stride, step, count - i - 16, deep, k.offset(to, PAIR_BYTES // 2)
             )
 
     if order == "depth":
         with k.range(0, count, PANEL) as i:
             one(i, k.const(i64, 0), depth)
     else:  # lines across: a step of depth over all panels, so that reads run on along the lines
-        with k.range(0, depth, STEP) as p, k.range(0, count, PANEL) as i:
-            one(i, p, k.minimum(depth - p, STEP))
+        with k.range(0, depth, unit) as p, k.range(0, count, PANEL) as i:
+            one(i, p, k.minimum(depth - p, unit))
 
 
-def _store_line(k: Function, sums: Value, out: Value, c_line: Value, i: Value, out_type: Type) -> None:
+def _store_line(k: Function, sums: Value, out: Value, c_line: Value, i: Value, sum_type: Type, out_type: Type) -> None:
     """Line i of four tiles of sums to a result with unit stride, all 32 columns of it."""
     source, target = k.offset(sums, (i >> 4) * 2048 + (i & 15) * 64), k.offset(out, i * c_line)
     for half in range(2):
-        k.store(target, k.load(k.offset(source, 1024 * half), f32.vec(16)).to(out_type), 16 * half)
+        k.store(target, k.load(k.offset(source, 1024 * half), sum_type.vec(16)).to(out_type), 16 * half)
 
 
-def _micro(module: Module, rows: int, columns: int, once: bool, prefetch_steps: int, out_type: Type) -> Function:
+def _micro(
+    module: Module, element: Element, rows: int, columns: int, once: bool, prefetch_steps: int, out_type: Type
+) -> Function:
     """sums (+)= left @ right for rows x columns tiles (1 or 2 each), over `steps` tiles of depth.
 
     Left tiles are at a and a + a_half, lines `a_line` apart, the next ones `a_next` on (bytes); right ones are packed.
@@ -171,11 +205,11 @@ def _micro(module: Module, rows: int, columns: int, once: bool, prefetch_steps: 
         _tile(k, load_left, 4, x, a_line)
         for c in range(columns):
             _tile(k, "tileloadd64", 6 + c, k.offset(y, 1024 * c), line)
-            _tile(k, "tdpbf16ps", c, 4, 6 + c)
+            _tile(k, element.multiply, c, 4, 6 + c)
         if rows == 2:
             _tile(k, load_left, 5, k.offset(x, a_half), a_line)
             for c in range(columns):
-                _tile(k, "tdpbf16ps", 2 + c, 5, 6 + c)
+                _tile(k, element.multiply, 2 + c, 5, 6 + c)
         if prefetch_steps:
             ahead = k.offset(x, a_next * prefetch_steps)
             for i in range(16 * rows):
@@ -185,18 +219,18 @@ def _micro(module: Module, rows: int, columns: int, once: bool, prefetch_steps: 
                 k.prefetch(coming.get(), 64 * i, locality=2)
             coming.set(k.offset(coming.get(), 64 * FETCHES))
         with k.when(step < due):
-            _store_line(k, before, out, c_line, step, out_type)
+            _store_line(k, before, out, c_line, step, element.sums, out_type)
         left.set(k.offset(x, a_next))
         right.set(k.offset(y, PAIR_BYTES))
     for r, c in cells:
         _tile(k, "tilestored64", 2 * r + c, k.offset(sums, 1024 * (2 * r + c)), line)
     with k.range(k.minimum(steps, due), due) as i:
-        _store_line(k, before, out, c_line, i, out_type)
+        _store_line(k, before, out, c_line, i, element.sums, out_type)
     k.ret()
     return k
 
 
-def _store_function(module: Module, finish: Function, out_type: Type) -> Function:
+def _store_function(module: Module, finish: Function, sum_type: Type, out_type: Type) -> Function:
     """store(sums, out, …): the four tiles of a stage to the result, by lines where it has unit stride either way."""
     k = module.function(
         "store",
@@ -214,7 +248,7 @@ def _store_function(module: Module, finish: Function, out_type: Type) -> Functio
     with k.when(turned):
         squares = {}
         for r, c in ((0, 0), (1, 1), (0, 1), (1, 0)):
-            squares[r, c] = transposed(k, [k.load(cell(r, c), f32.vec(16), 16 * i) for i in range(16)])
+            squares[r, c] = transposed(k, [k.load(cell(r, c), sum_type.vec(16), 16 * i) for i in range(16)])
             if r == c:
                 _store_tile(k, cell(r, c), squares[r, c])
         _store_tile(k, cell(0, 1), squares[1, 0])
@@ -259,16 +293,19 @@ def _configure(k: Function) -> None:
     _tile(k, "ldtilecfg", config)
 
 
-def build_amx(target: Target, order: str, out: str, once: bool, prefetch_steps: int) -> Module:
+def build_amx(target: Target, dtype: str, order: str, out: str, once: bool, prefetch_steps: int) -> Module:
     """Slots: left, packed right, bias (anything if there is none), out, scratch, block.
 
     Scratch of a thread: sums, then packed rows of the left.
     """
-    out_type = ELEMENTS[out][0]
+    element, out_type = TILES[dtype], ELEMENTS[out][0]
+    bits = element.bits
     module = Module(512, native_bf16=target.has("avx512bf16"))
-    half = _pack_function(module, "pack_left", "left", order)
-    micro = {(r, c): _micro(module, r, c, once, prefetch_steps, out_type) for r in (1, 2) for c in (1, 2)}
-    store = _store_function(module, finish_function(module, f32, out_type, 16, turns=False), out_type)
+    half = _pack_function(module, "pack_left", "left", order, bits)
+    micro = {(r, c): _micro(module, element, r, c, once, prefetch_steps, out_type) for r in (1, 2) for c in (1, 2)}
+    store = _store_function(
+        module, finish_function(module, element.sums, out_type, 16, turns=False), element.sums, out_type
+    )
     k = module.function("kernel", ABI)
     slots, begin, end, tid = k.args
     slot = {name: k.load(slots, ptr, i) for i, name in enumerate(("a", "b", "bias", "out", "scratch", "block"))}
@@ -291,33 +328,34 @@ def build_amx(target: Target, order: str, out: str, once: bool, prefetch_steps: 
         a_at, b_at, c_at = unit_offsets(k, k.offset(slot["block"], 8 * BATCH), batch, 3)
         row0, column0 = row_tile * p["block_m"], column_tile * p["block_n"]
         rows, columns = k.minimum(p["m"] - row0, p["block_m"]), k.minimum(p["n"] - column0, p["block_n"])
-        a_unit = k.offset(slot["a"], a_at + row0 * p["a_row"], bf16)
-        b_unit = k.offset(slot["b"], b_at, bf16)
+        a_unit = k.offset(slot["a"], a_at + row0 * p["a_row"], bits)
+        b_unit = k.offset(slot["b"], b_at, bits)
         out_unit = k.offset(slot["out"], c_at + row0 * p["c_row"] + column0 * p["c_column"], out_type)
         bias_unit = k.offset(slot["bias"], row0 * p["bias_row"] + column0 * p["bias_column"], out_type)
         with k.range(0, p["k"], p["block_k"]) as at:
             depth = k.minimum(p["k"] - at, p["block_k"])
-            steps = (depth + (STEP - 1)) // STEP
+            steps = (depth + (element.step - 1)) // element.step
             left_bytes = steps * PAIR_BYTES  # of a panel, left or right
-            a_block = k.offset(a_unit, at * p["a_step"], bf16)
-            b_block = k.offset(b_unit, at * padded_n + column0 * steps * STEP, bf16)
+            a_block = k.offset(a_unit, at * p["a_step"], bits)
+            b_block = k.offset(b_unit, at * padded_n + column0 * steps * element.step, bits)
             # In place, only the last rows are packed: tiles are loaded whole.
             first = k.select(p["in_place"].ne(0), rows & -PANEL, k.const(i64, 0))
             _pack_panels(
                 k,
                 half,
                 order,
-                k.offset(a_block, first * p["a_row"], bf16),
+                k.offset(a_block, first * p["a_row"], bits),
                 p["a_row"],
                 p["a_step"],
                 rows - first,
                 depth,
                 k.offset(packed_left, first // PANEL * left_bytes),
                 left_bytes,
+                bits,
             )
             add = at.ne(0).to(i64)
             last = (at + depth).eq(p["k"])
-            row_bytes = p["a_row"] * 2
+            row_bytes = p["a_row"] * bits.size
             by_rows = p["by_rows"].ne(0)
             with k.range(0, k.select(by_rows, rows, columns), PANEL) as outer:
                 with k.range(0, k.select(by_rows, columns, rows), PANEL) as inner:
@@ -325,7 +363,7 @@ def build_amx(target: Target, order: str, out: str, once: bool, prefetch_steps: 
                     b_panel = k.offset(b_block, j // PANEL * left_bytes)
                     here = i < first
                     a_panel = k.select(
-                        here, k.offset(a_block, i * p["a_row"], bf16), k.offset(packed_left, i // PANEL * left_bytes)
+                        here, k.offset(a_block, i * p["a_row"], bits), k.offset(packed_left, i // PANEL * left_bytes)
                     )
                     a_line = k.select(here, row_bytes, k.const(i64, 64))
                     a_half = k.select(here, row_bytes * 16, k.const(i64, PAIR_BYTES // 2))
@@ -389,23 +427,24 @@ def build_amx(target: Target, order: str, out: str, once: bool, prefetch_steps: 
                     with k.when(last):
                         k.when_else(straight & width.eq(PANEL), store_later, store_now)
         with k.range(0, due.get()) as i:
-            _store_line(k, before.get(), before_out.get(), c_line, i, out_type)
+            _store_line(k, before.get(), before_out.get(), c_line, i, element.sums, out_type)
         due.set(0)
     _tile(k, "tilerelease")
     k.ret()
     return module
 
 
-def build_amx_pack(target: Target, order: str) -> Module:
+def build_amx_pack(target: Target, dtype: str, order: str) -> Module:
     """Packs the right operand. Slots: b, packed, block; a unit is PACKED_PANELS panels of one depth block of one matrix."""
-    module = Module(512)
-    half = _pack_function(module, "pack_right", "right", order)
+    module, bits = Module(512), TILES[dtype].bits
+    step = TILES[dtype].step
+    half = _pack_function(module, "pack_right", "right", order, bits)
     k = module.function("kernel", ABI)
     slots, begin, end, _ = k.args
     source, packed, block = (k.load(slots, ptr, i) for i in range(3))
     p = {name: k.load(block, i64, i) for i, name in enumerate(FIELDS)}
     padded_n = (p["n"] + (PANEL - 1)) & -PANEL
-    padded_k = (p["k"] + (STEP - 1)) & -STEP
+    padded_k = (p["k"] + (step - 1)) & -step
     columns = PANEL * PACKED_PANELS  # of a unit
     groups = (p["n"] + (columns - 1)) // columns
     blocks = (p["k"] + (p["block_k"] - 1)) // p["block_k"]
@@ -415,17 +454,19 @@ def build_amx_pack(target: Target, order: str) -> Module:
         _, b_at = unit_offsets(k, k.offset(block, 8 * BATCH), batch, 2)
         at, column = depth_block * p["block_k"], group * columns
         depth = k.minimum(p["k"] - at, p["block_k"])
-        stored = (depth + (STEP - 1)) & -STEP
-        to = k.offset(packed, (batch * padded_k + at) * padded_n + column * stored, bf16)
-        start = k.offset(source, b_at + at * p["b_step"] + column * p["b_column"], bf16)
+        stored = (depth + (step - 1)) & -step
+        to = k.offset(packed, (batch * padded_k + at) * padded_n + column * stored, bits)
+        start = k.offset(source, b_at + at * p["b_step"] + column * p["b_column"], bits)
         count = k.minimum(p["n"] - column, columns)
-        _pack_panels(k, half, order, start, p["b_column"], p["b_step"], count, depth, to, stored * (PANEL * 2))
+        _pack_panels(
+            k, half, order, start, p["b_column"], p["b_step"], count, depth, to, stored * (PANEL * bits.size), bits
+        )
     k.ret()
     return module
 
 
 def lower_amx(p: Problem, threads: int) -> Lowered:
-    """bfloat16 on tiles. Of the two ways round, the one that packs the smaller operand for all and walks the larger once.
+    """bfloat16 or int8 on tiles. Of the two ways round, the one that packs the smaller operand for all and walks the larger once.
 
     The other way round results are stored across, which takes some depth to be worth it.
     """
@@ -435,21 +476,26 @@ def lower_amx(p: Problem, threads: int) -> Lowered:
 
 
 def _lower(p: Problem, threads: int) -> Lowered:
-    in_place = p.a[1] == 1 and p.k % STEP == 0
+    element = TILES[p.dtype]
+    size, step = element.bits.size, element.step
+    in_place = p.a[1] == 1 and p.k % step == 0
     streaming = in_place and p.n <= 4 * PANEL and p.m >= 2 * p.n  # rows are read once, ahead
     in_place = in_place and p.n < PACK_COLUMNS
-    block_k = blocks_of(p.k, BLOCK_K if not streaming else 2 * BLOCK_K, STEP)
-    most_rows = 2 * PANEL if streaming else max(PANEL, min(256, L2_BYTES // (4 * block_k)))  # half of L2 for the left
+    block_k = blocks_of(p.k, (BLOCK_BYTES if not streaming else 2 * BLOCK_BYTES) // size, step)
+    most_rows = (
+        2 * PANEL if streaming else max(PANEL, min(256, L2_BYTES // (2 * size * block_k)))
+    )  # half of L2 for the left
     most_columns = 1024 if block_k < p.k else 4096  # sums that wait for more depth stay near
     grid = Grid(PANEL, PANEL, most_rows, most_columns, 0 if streaming else 48, 32)
     block_m, block_n = unit_blocks(p, grid, threads)
     tiles_m, tiles_n = -(-p.m // block_m), -(-p.n // block_n)
-    by_rows = 2 * p.k * block_n <= L2_BYTES // 4  # all of the right stays in L2: results are written line by line
+    by_rows = size * p.k * block_n <= L2_BYTES // 4  # all of the right stays in L2: results are written line by line
     stage_stride = STAGE_BYTES if block_k < p.k else 0
     stages = -(-block_m // PANEL) * -(-block_n // PANEL) * stage_stride
-    scratch_stride = max(stages, 2 * STAGE_BYTES) + round_up(block_m, PANEL) * block_k * 2
+    scratch_stride = max(stages, 2 * STAGE_BYTES) + round_up(block_m, PANEL) * block_k * size
     scratch_stride = round_up(scratch_stride, 4096) + 128
-    matrices, packing, reading = packed_batch(p, round_up(p.k, STEP) * round_up(p.n, PANEL))
+    matrix = round_up(p.k, step) * round_up(p.n, PANEL)
+    matrices, packing, reading = packed_batch(p, matrix)
     packs = matrices * -(-p.n // (PANEL * PACKED_PANELS)) * -(-p.k // block_k)
     fields = (p.m, p.n, p.k, *p.a, *p.b, *p.out, *(p.bias or (0, 0)), block_m, block_n, block_k, tiles_m, tiles_n, scratch_stride,
               int(in_place), stage_stride, int(by_rows), p.flags)  # fmt: skip
@@ -457,9 +503,15 @@ def _lower(p: Problem, threads: int) -> Lowered:
     grain = 0 if p.work < SERIAL_WORK else 1
     out = p.inputs
     pack = launch(
-        "gemm_amx_pack", (order_of(p.b[1], p.b[0]),), build_amx_pack, (1, out + 1), packs, grain, (*fields, *packing)
+        "gemm_amx_pack",
+        (p.dtype, order_of(p.b[1], p.b[0])),
+        build_amx_pack,
+        (1, out + 1),
+        packs,
+        grain,
+        (*fields, *packing),
     )
-    once = 2 * PANEL * block_k <= 2 * L1_BYTES // 3 and not streaming and not by_rows
-    kind = (order_of(*p.a), p.out_dtype, once, 8 if streaming else 0)
+    once = size * PANEL * block_k <= 2 * L1_BYTES // 3 and not streaming and not by_rows
+    kind = (p.dtype, order_of(*p.a), p.out_dtype, once, 8 if streaming else 0)
     main = launch("gemm_amx", kind, build_amx, (0, out + 1, 2, out, out + 2), units, grain, (*fields, *reading))
-    return Lowered((pack, main), (matrices * round_up(p.k, STEP) * round_up(p.n, PANEL) * 2, scratch_stride * threads))
+    return Lowered((pack, main), (matrices * matrix * size, scratch_stride * threads))

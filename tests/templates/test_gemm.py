@@ -187,6 +187,16 @@ def test_layouts_of_other_types(dtype, rng):
         check(operand(rng, (m, k), layout_a, dtype), operand(rng, (k, n), layout_b, dtype), dtype)
 
 
+def test_int8_to_int32(target, rng):
+    for m, n, k in ((5, 7, 3), (70, 90, 130), (8, 1000, 300), (33, 40, 9000)):
+        for layouts in itertools.product(("row", "column", "strided"), repeat=2):
+            a, b = operand(rng, (m, k), layouts[0], "int8"), operand(rng, (k, n), layouts[1], "int8")
+            out = np.full((m, n), 7, np.int32)
+            lowered = gemm(m, n, k, elements(a), elements(b), dtypes.int8, out_dtype=dtypes.int32, threads=2)
+            run(lowered, [a, b, out], 2, rng)
+            assert (out == wide(a) @ wide(b)).all()
+
+
 @pytest.mark.parametrize("dtype", COMPLEX)
 def test_complex(dtype, rng):
     for layout_a, layout_b in itertools.product(("row", "column", "strided", "slice"), repeat=2):
