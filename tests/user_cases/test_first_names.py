@@ -28,7 +28,7 @@ def test_devices_that_are_not_there(kind: str) -> None:
 def test_moving_to_a_gpu_says_there_is_none() -> None:
     with pytest.raises(AssertionError, match="not compiled with CUDA enabled"):
         torch.ones(2).cuda()
-    with pytest.raises((AssertionError, RuntimeError), match="no CUDA device|CUDA enabled"):
+    with pytest.raises(AssertionError, match="not compiled with CUDA enabled"):
         torch.nn.Linear(1, 1).cuda()
     assert torch.cuda.memory_allocated() == 0
     assert torch.version.cuda is None

@@ -675,9 +675,10 @@ class Module:
         return self._apply(lambda t: t.cpu())
 
     def cuda(self, device: Any = None) -> Module:
-        """Raises: RuntimeError (there are no CUDA devices)."""
-        raise RuntimeError(
-            "cuda: Flambeau runs on the CPU, there is no CUDA device. Leave the module where it is, or test cuda.is_available() first."
+        """Raises: AssertionError (there are no CUDA devices)."""
+        raise AssertionError(
+            "cuda: needs a CUDA device, and Flambeau runs on the CPU (not compiled with CUDA enabled). "
+            "Leave the module where it is, or test cuda.is_available() first."
         )
 
     def share_memory(self) -> Module:
