@@ -214,6 +214,11 @@ def _read(recorder: tracing.Recorder, result: Any, own: list[Tensor], begun: lis
         else:
             recording.given_gradients.append((place, g))  # a tensor from outside was hung there
     for t, value in zip(own, begun):
+        if (t.spec.shape, t.spec.strides) != (value.spec.shape, value.spec.strides):
+            raise TraceError(
+                f"compile: an in-place op gives an argument of shape {list(value.spec.shape)} another shape, which a traced function cannot. "
+                f"Use the form that returns a tensor."
+            )
         now = recorder.value_of(t)
         if now is not value:
             graph.writes.append((value, now))

@@ -2,13 +2,15 @@
 
     facts_of(f.__code__).lines[12]      # [Access(STEP, ("fast", "self"), (("attr", "scale"),)), …]
 
-An access is a root (a local, a name of an enclosing function, a global) and a path of attributes and constant items. Instructions are walked
-once, in order, with a stack of paths; what is not a path is unknown and left out. May not know: values, guards. Entry: `facts_of`.
+An access is a root (a local, a name of an enclosing function, a global) and a path of attributes and items; `any` is an item whose key is
+computed. Instructions are walked once, in order, with a stack of paths; what is not a path is unknown and left out.
+May not know: values, guards. Entry: `facts_of`.
 """
 
 from __future__ import annotations
 
 import dis
+import sys
 from types import CodeType
 from typing import Any, NamedTuple
 
@@ -52,6 +54,7 @@ class Facts:
         self._line = code.co_firstlineno
         self._free = frozenset(code.co_freevars)
         self._stack: list[Any] = []
+        self._result: Any = None  # of the call that comes next
         for instruction in dis.get_instructions(code):
             line = instruction.starts_line
             if line is not None and line is not False:
@@ -153,10 +156,48 @@ class Facts:
     def _binary_subscr(self, i: dis.Instruction) -> None:
         key, path = self._take(), self._take()
         found = None
-        if type(path) is _Path and type(key) is _Constant and isinstance(key.value, (str, int)):
-            found = path.then(("item", key.value))
+        if type(path) is _Path:
+            constant = type(key) is _Constant and isinstance(key.value, (str, int))
+            found = path.then(("item", key.value) if constant else ("any", None))
             self._note(STEP, found)
+        self._note(READ, key)
         self._stack.append(found)
+
+    def _binary_slice(self, i: dis.Instruction) -> None:
+        self._pop(3)
+        self._stack.append(None)
+
+    # ------------------------------------------------------------------ calls
+    def _called(self, count: int) -> Any:
+        """What a call of `getattr`, `hasattr` or `vars` with `count` arguments looks at, as a path."""
+        if len(self._stack) < count + 1 or count == 0:
+            return None
+        first = self._stack[-count]
+        callee = next((x for x in self._stack[-count - 2 : -count] if type(x) is _Path), None)
+        if type(first) is not _Path or callee is None or callee.root[0] != "global" or callee.path:
+            return None
+        name, found = callee.root[1], None
+        if name in ("getattr", "hasattr") and count >= 2:
+            if type(self._stack[1 - count]) is _Constant:
+                found = first.then(("attr", self._stack[1 - count].value))
+        elif name == "vars":
+            found = first.then(("attr", "__dict__"))
+        if found is not None:
+            self._note(STEP, found)
+        return found if name != "hasattr" else None
+
+    def _precall(self, i: dis.Instruction) -> None:  # Python 3.11: the arguments; `CALL` takes the rest
+        self._result = self._called(i.arg)
+        self._pop(i.arg)
+
+    def _call(self, i: dis.Instruction) -> None:
+        if sys.version_info >= (3, 12):
+            self._result = self._called(i.arg)
+            self._pop(i.arg)
+        self._pop()
+        if self._stack:
+            self._stack[-1] = self._result
+        self._result = None
 
     def _binary_op(self, i: dis.Instruction) -> None:
         if i.argrepr == "[]":

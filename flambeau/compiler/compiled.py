@@ -24,7 +24,7 @@ from flambeau._tensor import Tensor
 from flambeau.base.errors import TraceError
 from flambeau.base.pytree import tree_flatten
 from flambeau.capture.recording import record
-from flambeau.compiler import stances, values
+from flambeau.compiler import objects, stances, values
 from flambeau.compiler.entry import NO_SIZES, Entry
 from flambeau.compiler.guards import CONDITION, Guard, Guards
 from flambeau.compiler.observe import USER, Observer, kind_of
@@ -81,9 +81,9 @@ class CompiledFunction:
         if self.eager_reason is not None:
             return self.function(*args, **kwargs)
         if kwargs:
-            flat, structure = tree_flatten((args, kwargs))
+            flat, structure = _flattened((args, kwargs))
         else:
-            flat, structure = (args, len(args)) if all(type(x) in _TENSORS for x in args) else tree_flatten(args)
+            flat, structure = (args, len(args)) if all(type(x) in _TENSORS for x in args) else _flattened(args)
         key: list = [structure, mode.enabled, mode.inference, get_default_dtype()]
         inputs: list[Tensor] = []
         for x in flat:
@@ -200,18 +200,18 @@ class CompiledFunction:
 
     # ------------------------------------------------------------------ tracing
     def _trace(self, args: tuple, kwargs: dict, inputs: list[Tensor], varying: frozenset) -> Entry:
-        flat, structure = tree_flatten((args, kwargs))
+        flat, structure = _flattened((args, kwargs))
         function = self.function
         observer = Observer(function, [x for x in flat if not isinstance(x, Tensor)])
 
         def call(*packed: Any) -> Any:
             given, named = packed
-            before = tree_flatten(packed)
+            before = _flattened(packed)
             result = function(*given, **named)
-            after = tree_flatten(packed)
+            after = _flattened(packed)
             if before[1] != after[1] or any(a is not b for a, b in zip(before[0], after[0])):
-                observer.problems.append("it changes a container that it is given as an argument")
-            return result
+                observer.problems.append("it changes a container or an object that it is given as an argument")
+            return objects.opened(result, lambda x: not observer.is_outside(x) and objects.made(x))
 
         saved = mode.enabled, mode.inference
         try:
@@ -273,6 +273,14 @@ def _place_of(error: BaseException) -> str:
         if kind_of(frame) == USER:
             return f"{frame.f_code.co_filename}:{line}: in {frame.f_code.co_name}: "
     return ""
+
+
+def _flattened(tree: Any) -> tuple:
+    """Leaves and structure of arguments; dataclasses that hold tensors are inner nodes."""
+    flat, structure = tree_flatten(tree)
+    if any(hasattr(type(x), "__dataclass_fields__") for x in flat):
+        return tree_flatten(objects.opened(tree, objects.given))
+    return flat, structure
 
 
 def _merged(key: list, inputs: list[Tensor]) -> list[Tensor]:

@@ -27,7 +27,7 @@ from typing import Any
 
 import flambeau.base
 from flambeau._tensor import Tensor
-from flambeau.compiler import bytecode, values
+from flambeau.compiler import bytecode, objects, values
 from flambeau.compiler.guards import ATTRIBUTE, CELL, CONTENT, GLOBAL, ITEM, Guard
 
 _OURS = os.path.dirname(os.path.dirname(flambeau.base.__file__)) + os.sep
@@ -55,6 +55,7 @@ _IMPURE_BUILTINS = {
     "exec": "code that cannot be followed",
     "eval": "code that cannot be followed",
 }
+MOST_ITEMS = 256  # of a container of which an item with a computed key is looked at
 _print_lock = threading.Lock()
 _print = builtins.print
 
@@ -103,6 +104,7 @@ class Observer:
         self._outside: dict[int, Any] = {}  # objects that were there before the trace
         self._made: dict[int, Any] = {}  # objects that the function makes
         self._closures: dict[types.CodeType, dict[str, Any]] = {}
+        self._tables: dict[type, Any] = {}  # one view of a class's attributes, so that its id stays
         for x in (function, getattr(function, "__self__", None), *arguments):
             self._meet(x)
             self._outside[id(x)] = x
@@ -184,7 +186,13 @@ class Observer:
                     self._problem(frame, f"{name}() uses {_IMPURE_BUILTINS[name]}")
                 return
             self._guard(GLOBAL, frame.f_globals, name, value, text)
-        for step, key in access.path:
+        self._walk(frame, value, text, access.path, access, bool(access.path) or where != "fast")
+
+    def _walk(
+        self, frame: types.FrameType, value: Any, text: str, path: tuple, access: bytecode.Access, found: bool
+    ) -> None:
+        """Follow a path from a value; `found`: it was not simply a local."""
+        for at, (step, key) in enumerate(path):
             if value is values.ABSENT or isinstance(value, Tensor):
                 return
             holder = value
@@ -193,15 +201,36 @@ class Observer:
                     self._problem(frame, f"{text}.{key} uses {_IMPURE[holder.__name__]}")
                 if holder.__name__ == "sys" and key in ("stdout", "stderr"):
                     self._problem(frame, f"{text}.{key} writes to the terminal")
+                if holder.__name__ == "os" and key in ("environ", "getenv"):
+                    self._guard(CONTENT, os.environ._data, None, dict(os.environ._data), "the environment")
             if step == "attr":
                 text = f"{text}.{key}"
+                if key == "__dict__":
+                    value = getattr(holder, "__dict__", values.ABSENT)
+                    if type(value) is dict and self.is_outside(holder):
+                        self._outside.setdefault(id(value), value)
+                    continue
                 value = values.attribute(holder, key)
+                if value is values.ABSENT:
+                    if values.is_immutable_library(holder):
+                        value = getattr(holder, key, value)  # a part that is imported when it is asked for
+                    self._guard_absent(holder, key, text)
                 if not values.is_immutable_library(holder):
                     self._guard(ATTRIBUTE, holder, key, value, text)
+            elif not isinstance(holder, (list, dict, tuple)):
+                return
+            elif step == "any":
+                if type(holder) is not tuple:
+                    self._guard(CONTENT, holder, None, values.snapshot(holder), f"what {text} contains")
+                elif self.is_outside(holder):
+                    for x in holder:
+                        self._outside.setdefault(id(x), x)
+                text = f"{text}[...]"
+                for x in list(holder.values() if isinstance(holder, dict) else holder)[:MOST_ITEMS]:
+                    self._walk(frame, x, text, path[at + 1 :], access, True)
+                return
             else:
                 text = f"{text}[{key!r}]"
-                if not isinstance(holder, (list, dict, tuple)):
-                    return
                 try:
                     value = holder[key]
                 except (LookupError, TypeError):
@@ -212,18 +241,20 @@ class Observer:
             return
         self._meet(value)
         if access.kind == bytecode.READ:
-            if isinstance(value, _CHANGEABLE) and (access.path or where != "fast"):
+            if isinstance(value, _CHANGEABLE) and (found or self.is_outside(value)):
                 self._guard(CONTENT, value, None, values.snapshot(value), f"what {text} contains")
+            elif hasattr(type(value), "__next__") and id(value) in self._outside:
+                self._problem(frame, f"it advances the iterator {text}, which was there before")
         elif access.kind == bytecode.SET_ATTRIBUTE:
             if isinstance(value, Tensor):
                 if value.ptr is not None and access.name in ("data", "requires_grad"):
                     self._problem(frame, f"it sets {text}.{access.name} of a tensor from outside")
                 return
-            if not self._is_outside(value):
+            if not self.is_outside(value):
                 return
             old = values.attribute(value, access.name)
             self._write(ATTRIBUTE, value, access.name, old, self._text(frame, f"sets {text}.{access.name}"))
-        elif access.kind == bytecode.CHANGE and isinstance(value, _CHANGEABLE) and self._is_outside(value):
+        elif access.kind == bytecode.CHANGE and isinstance(value, _CHANGEABLE) and self.is_outside(value):
             if id(value) not in self._changed:
                 self._objects[id(value)] = value
                 self._changed[id(value)] = (values.snapshot(value), self._text(frame, f"changes {text}"))
@@ -261,12 +292,13 @@ class Observer:
                         break
         return known[name] if known is not None else None
 
-    def _is_outside(self, x: Any) -> bool:
+    def is_outside(self, x: Any) -> bool:
+        """Whether an object was there before the call, as far as that was seen."""
         return id(x) not in self._made and (id(x) in self._outside or values.is_module_like(x))
 
     def _guard(self, kind: str, holder: Any, name: Any, value: Any, text: str) -> None:
         """Note a read: what is found in something from outside, and was not put there by the function, is from outside too."""
-        if kind in (GLOBAL, CELL) or self._is_outside(holder):
+        if kind in (GLOBAL, CELL) or self.is_outside(holder):
             if kind is CONTENT:
                 for x in value.values() if isinstance(value, dict) else value:
                     self._outside.setdefault(id(x), x)
@@ -282,6 +314,22 @@ class Observer:
                 return
             self._objects[id(holder)] = holder
             self._guards[key] = (value, text)
+
+    def _guard_absent(self, holder: Any, name: str, text: str) -> None:
+        """An attribute that is no value of the object's own: a method of a class of the user's, which may be replaced, or none at all."""
+        if values.lacks(holder, name):
+            key = (ATTRIBUTE, id(holder), name)
+            if self.is_outside(holder) and key not in self._written:
+                self._objects[id(holder)] = holder
+                self._guards.setdefault(key, (values.ABSENT, text))
+            return
+        for c in type(holder).__mro__:
+            if name in c.__dict__:
+                found = c.__dict__[name]
+                if type(found) is types.FunctionType and c.__module__.partition(".")[0] not in _LIBRARIES:
+                    table = self._tables.setdefault(c, c.__dict__)
+                    self._guard(GLOBAL, table, name, found, text)
+                return
 
     def _write(self, kind: str, holder: Any, name: str, old: Any, text: str) -> None:
         key = (kind, id(holder), name)
@@ -303,7 +351,7 @@ class Observer:
         for args, kwargs in self._printed:
             self.effects.append(Effect((args, kwargs), _print_again, "prints"))
         self._undo()
-        return [e.value for e in self.effects]
+        return [objects.opened(e.value, objects.made) for e in self.effects]
 
     def _forget_temporary(self) -> None:
         """Drop what concerns objects that only this observer still holds: the function made them itself."""

@@ -117,3 +117,15 @@ def attribute(x: Any, name: str) -> Any:
 
 
 ABSENT = _ABSENT
+
+
+def lacks(x: Any, name: str) -> bool:
+    """Whether an object has no attribute of this name, and gets one only by an assignment to itself."""
+    kind = type(x)
+    if (
+        isinstance(x, (type, types.ModuleType))
+        or not isinstance(getattr(x, "__dict__", None), dict)
+        or is_module_like(x)
+    ):
+        return False
+    return name not in x.__dict__ and not any(name in c.__dict__ or "__getattr__" in c.__dict__ for c in kind.__mro__)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from flambeau._tensor import Tensor, new_tensor, wrap_view
-from flambeau.base.errors import message
+from flambeau.base.errors import TraceError, message
 from flambeau.core.dtype import dtype
 from flambeau.core.formats import contiguous_format, is_in
 from flambeau.core.layout import broadcast_shapes, canonical_dim, infer_shape, view_strides
@@ -20,6 +20,7 @@ from flambeau.core.symbolic import as_size
 from flambeau.engine import recording
 from flambeau.factories import sizes_of, unset
 from flambeau.forms.numpy_names import with_numpy_names
+from flambeau.ir import tracing
 from flambeau.ir.bind import MODES
 from flambeau.ir.op import REGISTRY
 from flambeau.tape import views as view_history
@@ -737,6 +738,8 @@ def _reshaped_in_place(name: str, form: Any) -> Any:
                 f"{name}: a leaf Variable that requires grad is being used in an in-place operation. Use {name[:-1]}, or "
                 "work under no_grad()."
             )
+        if MODES and self.ptr is not None:
+            _refuse_in_trace(name)
         if self._view is not None:
             view_history.history_of_view(self)
         old = new_tensor(self.spec, self.ptr, self.storage)
@@ -760,6 +763,14 @@ def _reshaped_in_place(name: str, form: Any) -> Any:
     return run
 
 
+def _refuse_in_trace(name: str) -> None:
+    """Raises: TraceError in a trace: memory and shapes of tensors that are there are not the graph's."""
+    if tracing.current() is not None:
+        raise TraceError(
+            f"{name}: a traced function cannot give a tensor from outside another shape. Use {name[:-1]}, or call it outside."
+        )
+
+
 def resize_(self: Tensor, *sizes: Any, memory_format: Any = None) -> Tensor:
     """Give the tensor another shape in row-major order: on its memory if that is large enough, else on new memory that starts with the
     old elements.
@@ -767,6 +778,8 @@ def resize_(self: Tensor, *sizes: Any, memory_format: Any = None) -> Tensor:
     shape = sizes_of(sizes)
     if shape == tuple(self.spec.shape):
         return self
+    if MODES:
+        _refuse_in_trace("resize_")
     if self.requires_grad:
         raise RuntimeError(
             "resize_: a tensor that requires grad cannot be resized (cannot resize variables that require grad). Use "

@@ -47,6 +47,24 @@ def compiled_call(function: Any, name: str) -> Any:
     return call
 
 
+class _Methods(type):
+    """Stands for `flambeau.Tensor`: its instances are tensors, its methods are compiled."""
+
+    def __instancecheck__(cls, x: Any) -> bool:
+        return isinstance(x, flambeau.Tensor)
+
+    def __subclasscheck__(cls, kind: type) -> bool:
+        return issubclass(kind, flambeau.Tensor)
+
+    def __getattr__(cls, name: str) -> Any:
+        found = getattr(flambeau.Tensor, name)
+        return compiled_call(found, f"Tensor.{name}") if callable(found) and name[:1] != "_" else found
+
+
+class Tensor(metaclass=_Methods):
+    """See `_Methods`."""
+
+
 class Namespace:
     """A module's names, its functions compiled."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import OrderedDict, namedtuple
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 import flambeau as torch
+from flambeau.compiler import CompileError
 from tests.compiler.conftest import equal, same, traces
 
 Pair = namedtuple("Pair", "left right")
@@ -239,6 +241,110 @@ def test_in_place_through_a_view_of_an_input() -> None:
         x, y = torch.ones(3, 2), torch.ones(3, 2)
         equal(g(x), f(y))
         equal(x, y)
+
+
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        ("t_", ()),
+        ("squeeze_", (0,)),
+        ("unsqueeze_", (0,)),
+        ("transpose_", (0, 1)),
+        ("resize_", (2,)),
+        ("resize_", (9,)),
+    ],
+)
+def test_in_place_on_the_shape_of_an_argument_runs_eagerly(name: str, args: tuple) -> None:
+    kept = torch.ones(1, 4)
+    for f in (lambda x: getattr(x, name)(*args), lambda x: (getattr(kept, name)(*args), x)[1]):
+        with pytest.raises(CompileError, match="another shape"):
+            torch.compile(f, fullgraph=True)(torch.ones(1, 4))
+    assert kept.shape == (1, 4) and kept.sum().item() == 4
+    g = torch.compile(lambda x: getattr(x, name)(*args))
+    x, y = torch.ones(1, 4), torch.ones(1, 4)
+    with pytest.warns(UserWarning, match="runs eagerly"):
+        assert g(x) is x
+    assert x.shape == getattr(y, name)(*args).shape
+
+
+def test_in_place_on_the_shape_of_what_is_made_inside() -> None:
+    def f(x: Any) -> Any:
+        y = x * 2
+        return y.t_() + 1, y.unsqueeze_(0)
+
+    same(f, torch.randn(2, 3))
+
+
+@dataclasses.dataclass
+class Batch:
+    x: Any
+    extra: Any = None
+    name: str = "batch"
+
+    def total(self) -> Any:
+        return self.x.sum() + (0 if self.extra is None else self.extra["y"])
+
+
+@dataclasses.dataclass(frozen=True)
+class Output:
+    loss: Any
+    parts: list
+
+
+class Box:
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any):
+        self.value = value
+
+
+def test_dataclasses() -> None:
+    def f(batch: Batch, n: int = 2) -> Output:
+        return Output(batch.total() * n, [batch.x * 2, batch.name])
+
+    g = torch.compile(f, fullgraph=True)
+    for i in range(4):
+        batch = Batch(torch.randn(3), {"y": torch.randn(3)} if i % 2 else None)
+        got, wanted = g(batch), f(batch)
+        assert type(got) is Output
+        equal((got.loss, got.parts), (wanted.loss, wanted.parts))
+    assert traces(g) == 2
+    assert g(Batch(torch.randn(3), name="other")).parts[1] == "other"
+
+
+def test_gradients_through_dataclasses() -> None:
+    g = torch.compile(lambda batch: Output((batch.x**2).sum(), []), fullgraph=True)
+    x = torch.randn(3, requires_grad=True)
+    g(Batch(x)).loss.backward()
+    equal(x.grad, 2 * x.detach())
+
+
+def test_a_dataclass_that_is_changed_runs_eagerly() -> None:
+    def f(batch: Batch) -> Any:
+        batch.x = batch.x * 2
+        return batch.x.sum()
+
+    g = torch.compile(f)
+    batch = Batch(torch.ones(3))
+    with pytest.warns(UserWarning, match="runs eagerly.*changes .* argument"):
+        assert g(batch).item() == 6
+    assert g(batch).item() == 12
+
+
+def test_objects_as_results() -> None:
+    class Pair:
+        def __init__(self, a: Any, b: Any):
+            self.a, self.b = a, b
+
+    def f(x: Any) -> Any:
+        return Pair(x * 2, Box([x + 1, "text"])), Box(None)
+
+    g = torch.compile(f, fullgraph=True)
+    for i in range(3):
+        pair, _ = g(torch.ones(2) * i)
+        assert type(pair) is Pair and type(pair.b) is Box
+        equal(pair.a, torch.ones(2) * 2 * i)
+        equal(pair.b.value, [torch.ones(2) * i + 1, "text"])
 
 
 def test_version_counts_writes() -> None:
