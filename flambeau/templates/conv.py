@@ -55,15 +55,15 @@ def takes(dtype: str) -> bool:
 
 
 # ------------------------------------------------------------------ weights
-def build_weights(target: Target, dtype: str, height: int, dense: bool) -> Module:
+def build_weights(target: Target, dtype: str, height: int, order: str) -> Module:
     """Slots: w, packed, block; then the taps' offsets in w. A unit is one panel of one group: `height` rows side by side.
 
-    In `dense` weights channels and taps of a row run on without gaps.
+    `order` is "depth" where channels and taps of a row run on without gaps, "width" where rows of one tap are neighbours, else "any".
     """
     memory, compute = MEMORY[dtype], REGISTER[dtype]
     module = Module(target.vector_bytes * 8)
-    if dense:
-        pack = pack_function(module, "pack", memory, compute, height, target.vector_bytes // compute.size, "depth")
+    if order != "any":
+        pack = pack_function(module, "pack", memory, compute, height, target.vector_bytes // compute.size, order)
     k = module.function("kernel", ABI)
     slots, begin, end, _ = k.args
     w, packed, block = (k.load(slots, ptr, i) for i in range(3))
@@ -75,8 +75,9 @@ def build_weights(target: Target, dtype: str, height: int, dense: bool) -> Modul
         source = k.offset(w, group * p["group_step"] + row * p["row_step"], memory)
         to = k.offset(packed, unit * p["panel_size"], compute)
         rows = k.minimum(p["rows"] - row, height)
-        if dense:
-            k.call(pack, source, p["row_step"], 1, rows, depth, to, p["panel_size"])
+        if order != "any":
+            step = 1 if order == "depth" else p["channel_step"]
+            k.call(pack, source, p["row_step"], step, rows, depth, to, p["panel_size"])
         else:
             with k.range(0, height) as i, k.range(0, p["channels"]) as c, k.range(0, p["taps"]) as t:
                 # Rows that are not there repeat the last one: their sums are not stored.
@@ -298,10 +299,12 @@ def sums_over_planes(s: Sums, out: int, packed: int, threads: int) -> Lowered:
     panel_size = padded_depth(depth) * height + 64
     launches = []
     if depth:
-        dense = s.w_taps == tuple(range(taps)) and (channels == 1 or s.w_steps[2] == taps)
+        order = "width" if s.w_taps == (0,) and s.w_steps[1] == 1 else "any"
+        if s.w_taps == tuple(range(taps)) and (channels == 1 or s.w_steps[2] == taps):
+            order = "depth"
         grain = max(1, 8192 // (depth * height))
         fields = (s.groups * panels, grain, rows, panels, channels, taps, *s.w_steps, panel_size, *s.w_taps)
-        launches.append(Launch(Recipe("conv_weights", (s.dtype, height, dense), build_weights), (1, packed), fields))
+        launches.append(Launch(Recipe("conv_weights", (s.dtype, height, order), build_weights), (1, packed), fields))
 
     width = lanes * VECTORS
     pitch, plane_pitch = s.planes.pitch, s.planes.plane_pitch
