@@ -31,8 +31,9 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any, NoReturn
 
 from flambeau.base import stages
 from flambeau.base.lazy import hashlib
@@ -49,6 +50,7 @@ Symbols = dict[str, int]
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))  # flambeau/
 _USES_TILES = 1  # flag of an entry
+LEAST_TO_FORK = 12  # kernels to be compiled: a child costs some 10 ms, a kernel 20
 
 
 # ---------------------------------------------------------------------- statistics
@@ -100,6 +102,63 @@ def symbols(name: str, parameters: tuple[Any, ...], build: Build) -> Symbols:
         if found is None:
             found = _memory[key] = _missing(_Request(name, parameters, key[1], target), build)
         return found
+
+
+def compile_ahead(wanted: Iterable[tuple[str, tuple[Any, ...], Build]]) -> None:
+    """Compile what of these kernels is neither in memory nor on disk, on all cores: forked children fill the disk, where `symbols` finds it.
+
+    LLVM is called under one lock in a process, so threads would not help. Nothing happens where there is one core, no disk folder or no
+    `fork`, where few kernels are missing, or where code is to be shown: then `symbols` compiles one after the other.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if cores < 2 or not hasattr(os, "fork") or stages.shown(1) or settings.dump or settings.override:
+        return
+    target = targets.current()
+    missing: list[tuple[_Request, Build, store.Store, str]] = []
+    seen: set[str] = set()
+    for name, parameters, build in wanted:
+        text = repr(parameters)
+        if (name, text, target) in _memory or not target.runs_here or " at 0x" in text:
+            continue
+        environment = _environment(target, _sources_of(build))
+        disk = store.opened(settings.cache_dir, environment) if environment else None
+        identity = _digest(f"{name} {text}")
+        if disk is None or identity in seen:
+            continue
+        seen.add(identity)
+        if disk.read(identity) is None:
+            missing.append((_Request(name, parameters, text, target), build, disk, identity))
+    if len(missing) < LEAST_TO_FORK:
+        return
+    compiler.load()  # once, before there are children
+    shares = [
+        missing[i :: min(cores, len(missing) // (LEAST_TO_FORK // 2))]
+        for i in range(min(cores, len(missing) // (LEAST_TO_FORK // 2)))
+    ]
+    children = []
+    with warnings.catch_warnings():
+        warnings.simplefilter(
+            "ignore", DeprecationWarning
+        )  # of forking beside threads: the children only compile and end
+        for share in shares[1:]:
+            child = os.fork()
+            if child == 0:
+                _compile_share(share)
+            children.append(child)
+    for request, build, disk, identity in shares[0]:
+        with _lock:
+            _made(request, build, disk, identity)
+    for child in children:
+        os.waitpid(child, 0)
+
+
+def _compile_share(share: list[tuple[_Request, Build, store.Store, str]]) -> NoReturn:
+    """What a forked child does: kernels onto the disk, and the end. What fails is left to the parent, who meets the same error."""
+    try:
+        for request, build, disk, identity in share:
+            _made(request, build, disk, identity)
+    finally:
+        os._exit(0)
 
 
 @record

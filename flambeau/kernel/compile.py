@@ -62,6 +62,11 @@ def _llvm() -> ModuleType:
     return llvm
 
 
+def load() -> None:
+    """Load LLVM now."""
+    _llvm()
+
+
 @functools.cache
 def _machine(target: Target) -> Any:
     """LLVM's target machine: position independent, since `elf` loads anywhere, and all within 2 GiB."""
