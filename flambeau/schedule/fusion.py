@@ -33,6 +33,7 @@ LONG_ELEMENTS = 131072  # a reduction of fewer is never divided
 MOST_OPERANDS = (
     60  # buffers and numbers of a kernel: it has 63 slots, one for its block; partial results and errors take two more
 )
+MOST_NODES = 256  # pointwise nodes of a kernel: registers run out long before, and LLVM takes longer than in proportion
 LONGEST_CHAIN = 40  # pointwise nodes evaluated again by another root before one is given memory
 
 
@@ -49,6 +50,7 @@ class _Group:
         self.reduced = tuple(reduced) if reduced else ()
         self.roots: list[Value] = []
         self.operands: set[Value] = set()  # what it reads and what it gives
+        self.nodes = 0  # about how many are evaluated in it
         self.split = (
             bool(self.reduced) and len(self.reduced) == len(self.domain) and math.prod(self.domain) > SPLIT_ELEMENTS
         )
@@ -72,6 +74,7 @@ class _Scheduler:
         self.order: list[Any] = []  # groups and single nodes, in order of execution
         self.position: dict[Value, int] = {}  # index in `order` of what gives a root
         self.leaf_cache: dict[Value, list[tuple[Value, IndexMap]]] = {}
+        self.evaluated: dict[Value, int] = {}  # by root: how many nodes it takes from its leaves on
 
     # ------------------------------------------------------------------ which values get memory
     def run(self) -> Schedule:
@@ -198,6 +201,7 @@ class _Scheduler:
                 for a, am in self._operand_maps(root, identity(root.spec.ndim, root.spec.shape)):
                     visit(a, am)
             self.leaf_cache[root] = found
+            self.evaluated[root] = 1 + len(seen)
         return found
 
     def read_of(self, node: Node):
@@ -223,10 +227,12 @@ class _Scheduler:
         """Put a root into the first group that can hold it, or open one."""
         node = root.node
         if node.op.kind in (TEMPLATE, EXTERNAL, ASSEMBLE):
-            if node not in self.order:
+            at = next((self.position[v] for v in node.outputs if v in self.position), None)
+            if at is None:
+                at = len(self.order)
                 self.order.append(node)
-                self._decided(root, f"is step {len(self.order) - 1}, of its own: its kind is {node.op.kind}")
-            self.position[root] = self.order.index(node)
+                self._decided(root, f"is step {at}, of its own: its kind is {node.op.kind}")
+            self.position[root] = at
             return
         leaves = self._leaves(root)
         earliest = max(
@@ -248,11 +254,14 @@ class _Scheduler:
                 continue
             if len(group.operands | operands) > MOST_OPERANDS:
                 why_not = "together they have more operands than a kernel takes"
+            elif group.nodes + self.evaluated[root] > MOST_NODES:
+                why_not = "together they would be too long a kernel"
             else:
                 why_not = self._why_not(group, at, root, domain, reduced, leaves)
             if why_not is None:
                 self._decided(root, f"joins step {at}")
                 group.operands |= operands
+                group.nodes += self.evaluated[root]
                 for v in node.outputs:
                     if v in self.roots or node.op.kind == REDUCTION:
                         group.roots.append(v)
@@ -260,7 +269,7 @@ class _Scheduler:
                 return
             refusals.append(f"; not step {at}: {why_not}")
         group = _Group(domain, reduced)
-        group.operands = operands
+        group.operands, group.nodes = operands, self.evaluated[root]
         self.order.append(group)
         over = f", reducing dims {list(reduced)}" if reduced else ""
         self._decided(root, f"opens step {len(self.order) - 1} over {list(domain)}{over}{''.join(refusals)}")
@@ -706,7 +715,7 @@ class _GroupEmitter:
         for i, (p, a) in enumerate(zip(node.op.params, node.args)):
             takes_part = (p.is_tensor or p.role == "Scalar") and hasattr(specs[i], "dtype")
             if not takes_part:
-                args.append(a)
+                args.append(None if p.name in node.op.rules.unread else a)
                 continue
             d = next(wanted)
             name = float32.name if d in (float16, bfloat16) else d.name

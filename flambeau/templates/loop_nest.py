@@ -18,6 +18,7 @@ Entry: `build_loop_nest(target, nest)`.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from flambeau.core.dtype import BY_NAME
@@ -138,21 +139,32 @@ class _Emitter(LoopMemory):
         self.reading_stages = {i: (found[0], found[-1]) for i, found in stages.items() if found}
         self.overlaps = self._can_overlap()
 
+    def _needed(self, starts: Iterable[int], follow: Callable[[int], bool]) -> list[int]:
+        """The instructions of `starts` and behind them for which `follow` holds, in program order: programs are long, recursion is not."""
+        found: set[int] = set()
+        left = list(starts)
+        while left:
+            i = left.pop()
+            if i not in found and follow(i):
+                found.add(i)
+                left += self._refs(self.program[i])
+        return sorted(found)
+
+    def _runs_in(self, stage: int) -> Callable[[int], bool]:
+        """Whether a stage's loop over the row computes an instruction."""
+        return lambda i: self.level[i] == "full" and not (i in self.kept and self.stage[i] < stage)
+
     def _computed_in(self, stage: int) -> set[int]:
         """The instructions that a stage's loop over the row runs."""
-        found: set[int] = set()
+        work = self._work_of_stage(stage)
+        return set(self._needed((r for i in work for r in self._refs(self.program[i])), self._runs_in(stage)))
 
-        def visit(i: int) -> None:
-            if i in found or self.level[i] != "full" or (i in self.kept and self.stage[i] < stage):
-                return
-            found.add(i)
-            for r in self._refs(self.program[i]):
-                visit(r)
-
-        for i in self._work_of_stage(stage):
-            for r in self._refs(self.program[i]):
-                visit(r)
-        return found
+    def _row_inputs(self, work: list[int], follow: Callable[[int], bool]) -> list[int]:
+        """Row-level instructions that the sinks of a loop and what runs in it read, in program order."""
+        sinks = [r for i in work for r in self._refs(self.program[i])]
+        inside = self._needed(sinks, follow)
+        read = {*sinks, *(r for i in inside for r in self._refs(self.program[i]))}
+        return sorted(r for r in read if self.level[r] == "row")
 
     def _ways(self, stage: int) -> int:
         """Vectors in a turn of a stage's loop, each with accumulators of its own."""
@@ -522,69 +534,45 @@ class _Emitter(LoopMemory):
 
     def _column_inputs(self, sink: int, w: int, position, mask) -> None:
         """Emit row-level values that a loop will use, ahead of the loop."""
-        seen: set[int] = set()
-
-        def visit(i: int) -> None:
-            if i in seen:
-                return
-            seen.add(i)
-            if self.level[i] == "row":
-                self._in_column(i, {}, dict(self.bases), w, position, mask)
-                return
-            for r in self._refs(self.program[i]):
-                visit(r)
-
-        for r in self._refs(self.program[sink]):
-            visit(r)
+        for i in self._row_inputs([sink], lambda j: self.level[j] != "row"):
+            self._in_column(i, {}, dict(self.bases), w, position, mask)
 
     def _in_column(self, i: int, values: dict, offsets: dict, w: int, position, mask) -> Any:
         """Value i for the column vector at `position`; row-level ones are kept for the whole block."""
-        row = self.level[i] == "row"
-        store = self.column_values[w] if row else values
-        if i not in store:
-            n = self.program[i]
-            if isinstance(n, Part):
-                store[i] = self.column_values[w][n.reduce.index][n.index]
-            else:
-                where = self.bases if row else offsets
-                at = (
-                    (None, None, 0) if self.uniform[i] else (position, mask, self.nest.lanes)
-                )  # one scalar instead of equal lanes
-                store[i] = self._emit(i, lambda r: self._in_column(r, values, offsets, w, position, mask), where, *at)
-        return store[i]
+        columns = self.column_values[w]
+
+        def store(j: int) -> dict:
+            return columns if self.level[j] == "row" else values
+
+        def value(j: int) -> Any:
+            n = self.program[j]
+            return columns[n.reduce.index][n.index] if isinstance(n, Part) else store(j)[j]
+
+        for j in self._needed([i], lambda j: j not in store(j) and not isinstance(self.program[j], Part)):
+            # one scalar instead of equal lanes
+            at = (None, None, 0) if self.uniform[j] else (position, mask, self.nest.lanes)
+            store(j)[j] = self._emit(j, value, self.bases if self.level[j] == "row" else offsets, *at)
+        return value(i)
 
     # ------------------------------------------------------------------ values
     def row_value(self, i: int) -> Any:
         """A value that does not depend on the inner dims: a scalar, computed once a unit."""
-        if i not in self.row_values:
-            n = self.program[i]
-            if isinstance(n, Part):
-                self.row_values[i] = self.row_values[n.reduce.index][n.index]
-            else:
-                self.row_values[i] = self._emit(i, self.row_value, self.bases, None, None, 0)
-        return self.row_values[i]
+
+        def value(j: int) -> Any:
+            n = self.program[j]
+            if isinstance(n, Part) and j not in self.row_values:
+                self.row_values[j] = self.row_values[n.reduce.index][n.index]
+            return self.row_values[j]
+
+        for j in self._needed([i], lambda j: j not in self.row_values and not isinstance(self.program[j], Part)):
+            self.row_values[j] = self._emit(j, value, self.bases, None, None, 0)
+        return value(i)
 
     def _hoist(self, work: list[int]) -> None:
         """Row values that the coming loop reads are computed and splat before it."""
-        self.splats: dict[int, Any] = {}
-        seen: set[int] = set()
-
-        def visit(i: int) -> None:
-            if i in seen:
-                return
-            seen.add(i)
-            if self.level[i] == "row":
-                self.splats[i] = self._splat(self.row_value(i), self.nest.lanes)
-                return
-            if i in self.kept and self.stage[i] < self.current_stage:
-                return
-            for r in self._refs(self.program[i]):
-                visit(r)
-
         self.current_stage = self.stage[self._source(work[0])]
-        for i in work:
-            for r in self._refs(self.program[i]):
-                visit(r)
+        found = self._row_inputs(work, self._runs_in(self.current_stage))
+        self.splats: dict[int, Any] = {i: self._splat(self.row_value(i), self.nest.lanes) for i in found}
 
     def _source(self, sink: int) -> int:
         n = self.program[sink]
@@ -598,15 +586,18 @@ class _Emitter(LoopMemory):
     def _full(self, i: int, values: dict, offsets: dict, position, mask, lanes) -> Any:
         if self.level[i] == "row":
             return self.splats[i]
-        if i not in values:
-            keep = self.kept.get(i)
-            if keep is not None and self.stage[i] < self.current_stage:
-                values[i] = self._kept_value(keep, i, position, mask, lanes)
-            else:
-                values[i] = self._emit(
-                    i, lambda r: self._full(r, values, offsets, position, mask, lanes), offsets, position, mask, lanes
-                )
-        return values[i]
+
+        def value(j: int) -> Any:
+            if self.level[j] == "row":
+                return self.splats[j]
+            if j not in values:  # computed in an earlier stage
+                values[j] = self._kept_value(self.kept[j], j, position, mask, lanes)
+            return values[j]
+
+        runs = self._runs_in(self.current_stage)
+        for j in self._needed([i], lambda j: j not in values and runs(j)):
+            values[j] = self._emit(j, value, offsets, position, mask, lanes)
+        return value(i)
 
     def dtype_of(self, i: int) -> str:
         n = self.program[i]
