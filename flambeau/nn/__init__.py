@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from flambeau.base.errors import did_you_mean
 from flambeau.nn import functional
 from flambeau.nn.modules import HOMES
 
@@ -20,7 +21,8 @@ def __getattr__(name: str) -> Any:
     elif name in SUBMODULES:
         return importlib.import_module(f"flambeau.nn.{name}")
     else:
-        raise AttributeError(f"module 'flambeau.nn' has no attribute '{name}'")
+        near = did_you_mean(name, (*HOMES, *PARAMETERS, *SUBMODULES, "functional"))
+        raise AttributeError(f"module 'flambeau.nn' has no attribute '{name}'. {near}".strip())
     globals()[name] = found
     return found
 

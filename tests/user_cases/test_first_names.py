@@ -362,3 +362,24 @@ def test_kinds_of_errors() -> None:
     ):
         with pytest.raises(kind, match=": "):
             call()
+
+
+def test_choice_of_attention() -> None:
+    from flambeau.nn.attention import SDPBackend, sdpa_kernel
+
+    q = torch.arange(24.0).reshape(1, 2, 3, 4)
+    attend = torch.nn.functional.scaled_dot_product_attention
+    for choice in (SDPBackend.MATH, [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]):
+        with sdpa_kernel(choice):
+            assert torch.equal(attend(q, q, q), attend(q, q, q))
+    with pytest.raises(TypeError, match="SDPBackend.MATH"), sdpa_kernel("math"):
+        pass
+
+
+def test_modules_near_a_name() -> None:
+    with pytest.raises(AttributeError, match="Did you mean Conv2d"):
+        _ = torch.nn.Conv2D
+    for name in dir(torch.nn):
+        getattr(torch.nn, name)
+    for name in dir(torch.nn.utils):
+        getattr(torch.nn.utils, name)
