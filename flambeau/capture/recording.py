@@ -23,7 +23,7 @@ from flambeau.core.symbolic import Guards, SymInt, concrete
 from flambeau.engine import recording as launches
 from flambeau.ir import tracing
 from flambeau.ir.bind import MODES
-from flambeau.ir.graph import Graph, Value
+from flambeau.ir.graph import Graph, Value, map_values
 from flambeau.tape import backward
 from flambeau.tape import record as tape
 from flambeau.tape.custom import CustomNode, attach
@@ -100,6 +100,23 @@ class Recording:
         for kind, x in self.leaves:
             found.append(outs[x] if kind is OUT else inputs[x] if kind is INPUT else concrete(x, sizes) if sizes else x)
         return tree_unflatten(found, self.structure)
+
+    def equals(self, other: Recording, sizes: Mapping[str, int]) -> bool:
+        """Whether this symbolic recording is, for some sizes, what was recorded at those sizes."""
+        if (self.structure, self.differentiable) != (other.structure, other.differentiable):
+            return False
+        if [(k, id(x) if k is VALUE else x) for k, x in self.wanted] != [
+            (k, id(x) if k is VALUE else x) for k, x in other.wanted
+        ]:
+            return False
+        mine, theirs = self.graph.concrete(sizes), other.graph
+        if len(self.leaves) != len(other.leaves) or not _same_graph(mine, theirs):
+            return False
+        for (kind, a), (other_kind, b) in zip(self.leaves, other.leaves):
+            a = concrete(a, sizes)
+            if kind is not other_kind or not (a is b or (isinstance(a, (int, float, str, tuple)) and a == b)):
+                return False
+        return True
 
     def count_writes(self, inputs: list) -> None:
         for target, _ in self.graph.writes:
@@ -285,6 +302,31 @@ class _Before(CustomNode):
             "compile: a backward inside of a compiled function reaches the history of an argument. Call backward outside, or compile what made "
             "the argument too."
         )
+
+
+def _same_graph(a: Graph, b: Graph) -> bool:
+    """Whether two graphs of plain sizes have equal nodes in equal order."""
+    if len(a.inputs) != len(b.inputs) or len(a.nodes) != len(b.nodes):
+        return False
+    number: dict[Value, Value] = {}
+    for v, w in zip(a.inputs, b.inputs):
+        if type(v.constant) is not type(w.constant) or (
+            isinstance(v.constant, Tensor) and v.constant is not w.constant
+        ):
+            return False
+        number[v] = w
+    for m, n in zip(a.nodes, b.nodes):
+        args = map_values(lambda v: number[v], m.args)
+        if m.op is not n.op or not _equal_arguments(args, n.args):
+            return False
+        number.update(zip(m.outputs, n.outputs))
+    return [number[v] for v in a.outputs] == b.outputs and [(number[t], number[v]) for t, v in a.writes] == b.writes
+
+
+def _equal_arguments(a: Any, b: Any) -> bool:
+    if type(a) is tuple and type(b) is tuple:
+        return len(a) == len(b) and all(map(_equal_arguments, a, b))
+    return a is b or (not isinstance(a, Value) and (a == b or (a != a and b != b)))
 
 
 def has_history(x: Tensor) -> bool:

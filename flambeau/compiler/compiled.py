@@ -29,6 +29,7 @@ from flambeau.compiler.entry import NO_SIZES, Entry
 from flambeau.compiler.guards import CONDITION, Guard, Guards
 from flambeau.compiler.observe import USER, Observer, kind_of
 from flambeau.core.dtype import get_default_dtype
+from flambeau.core.symbolic import SymInt
 from flambeau.ir import bind, tracing
 from flambeau.tape.grad_mode import mode
 
@@ -64,6 +65,7 @@ class CompiledFunction:
         """Forget every entry."""
         self.entries: dict[tuple, list[Entry]] = {}
         self.symbolic: dict[tuple, list[Entry]] = {}
+        self.not_symbolic: set[tuple] = set()  # keys without sizes for which a symbolic trace was wrong
         self.sizes_seen: dict[tuple, list[tuple]] = {}  # by key without sizes: the shapes met
         self.eager_reason: str | None = None  # why calls run eagerly
         self.recompiles: list[str] = []
@@ -115,8 +117,10 @@ class CompiledFunction:
             loose = tuple((x.shape.__len__(), x.dtype, x.device) if hasattr(x, "size_class") else x for x in key)
             sizes = {f"s{i}_{d}": n for i, t in enumerate(inputs) for d, n in enumerate(t.shape)}
             for entry in self.symbolic.get(loose, ()):
-                if self._serves(entry, inputs) and entry.fits(sizes):
-                    return self._run(entry, inputs, sizes, args, kwargs)
+                if _serves(entry, inputs) and entry.fits(sizes):
+                    if entry.confirmed or sizes == entry.sizes:
+                        return self._run(entry, inputs, sizes, args, kwargs)
+                    return self._confirm(entry, key, loose, inputs, sizes, args, kwargs)
             for entry in self.entries.get(key, ()):  # another thread may have been quicker
                 if entry.fits(NO_SIZES):
                     return self._run(entry, inputs, NO_SIZES, args, kwargs)
@@ -144,6 +148,7 @@ class CompiledFunction:
             except Unsupported as e:
                 return self._give_up(str(e), args, kwargs)
             if varying:
+                entry.sizes = sizes
                 self.symbolic.setdefault(loose, []).insert(0, entry)
                 return self._run(entry, inputs, sizes, args, kwargs)
             self.entries.setdefault(key, []).insert(0, entry)
@@ -159,15 +164,32 @@ class CompiledFunction:
         warnings.warn(f"compile: {name} runs eagerly: {reason}", stacklevel=4)
         return result
 
-    def _serves(self, entry: Entry, inputs: list[Tensor]) -> bool:
-        return all(t.spec.contiguous for t in inputs) if entry.recording.guards is not None else True
+    def _confirm(
+        self, entry: Entry, key: tuple, loose: tuple, inputs: list[Tensor], sizes: dict, args: tuple, kwargs: dict
+    ) -> Any:
+        """Run a symbolic entry for other sizes than its own for the first time: only if a trace at these sizes gives the same graph.
+
+        What Python's C code reads of a symbolic size (`range`, a float times a size) leaves no trace.
+        """
+        try:
+            other = self._trace(args, kwargs, inputs, frozenset())
+        except Unsupported as e:
+            return self._give_up(str(e), args, kwargs)
+        if entry.recording.equals(other.recording, sizes):
+            entry.confirmed = True
+            return self._run(entry, inputs, sizes, args, kwargs)
+        log.info("%s: sizes become plain numbers in it, so each is compiled", getattr(self, "__qualname__", ""))
+        self.not_symbolic.add(loose)
+        del self.symbolic[loose]
+        self.entries.setdefault(key, []).insert(0, other)
+        return self._run(other, inputs, NO_SIZES, args, kwargs)
 
     def _reason(self, key: tuple, loose: tuple, inputs: list[Tensor], sizes: dict) -> str | None:
         """Why an entry is missing although there are others; None at the first call."""
         for entry in self.entries.get(key, ()):
             return entry.why_not(NO_SIZES)
         for entry in self.symbolic.get(loose, ()):
-            return entry.why_not(sizes) if self._serves(entry, inputs) else "an input is not contiguous"
+            return entry.why_not(sizes) if _serves(entry, inputs) else "a size that was fixed, or a layout, is another"
         for other in (*self.entries, *self.symbolic):
             if len(other) == len(key):
                 for i, (a, b) in enumerate(zip(other, key)):
@@ -194,7 +216,7 @@ class CompiledFunction:
         seen.append(shapes)
         if self.dynamic is False and not any("_dynamic_dims" in t.__dict__ for t in inputs):
             return frozenset()
-        if any(not t.spec.contiguous for t in inputs):
+        if any(not t.spec.contiguous for t in inputs) or loose in self.not_symbolic:
             return frozenset()
         return frozenset(found)
 
@@ -249,6 +271,17 @@ class CompiledFunction:
 
 class Unsupported(Exception):
     """Why a function cannot be one graph."""
+
+
+def _serves(entry: Entry, inputs: list[Tensor]) -> bool:
+    """Whether inputs have the sizes that a symbolic entry fixes."""
+    if any(not t.spec.contiguous for t in inputs):
+        return False
+    return all(
+        type(a) is SymInt or a == b
+        for v, t in zip(entry.recording.graph.inputs, inputs)
+        for a, b in zip(v.spec.shape, t.spec.shape)
+    )
 
 
 def _without_payload(recording: Any, observer: Observer) -> tuple:

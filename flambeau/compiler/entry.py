@@ -42,6 +42,8 @@ class Entry:
         self.specs = [t.spec for t in self.constants]
         self.needs = [t.needs_grad for t in self.constants]
         self.runs = 0
+        self.sizes: dict[str, int] = NO_SIZES  # of a symbolic trace: those it was made with
+        self.confirmed = False  # whether a trace at other sizes gave the same graph
         self.forward_plans: dict[tuple, Plan] = {}
         self.backward_plans: dict[tuple, Plan] = {}
         eager.other_plans.append(self.forward_plans)
