@@ -37,7 +37,8 @@ from flambeau.schedule.fusion import schedule
 from flambeau.schedule.steps import Schedule, Shifted
 
 MOST_FAMILIES = 4096
-COMPARISONS = 3  # with schedules of made-up sizes
+COMPARISONS = 2  # of each size with schedules of made-up ones
+MOST_COMPARISONS = 8
 MOST_MODELS = 12  # of a family: for each regime of sizes one, and failures count
 
 
@@ -266,29 +267,36 @@ def make_model(info: Any, values: Sequence[int]) -> Model | None:
 def compare(model: Model, info: Any, found: Schedule) -> bool:
     """Schedule at made-up sizes that the guards let through; False if the model is wrong there."""
     recipes = [s.recipe for s in found.steps]
-    accepted = 0
+    seen = [0] * len(model.values)  # comparisons in which a size was another
+    left = MOST_COMPARISONS
     for values in made_up(model.values):
+        changed = [i for i, (a, b) in enumerate(zip(values, model.values)) if a != b]
+        if all([seen[i] >= COMPARISONS for i in changed]):
+            continue
         words = model.derive(*values)
         if words is None:
             continue
         specs, other = scheduled(info, values)
         if [s.recipe for s in other.steps] != recipes or answer_of(specs, other) != words:
             return False
-        model.free |= {i for i, (a, b) in enumerate(zip(values, model.values)) if a != b}
-        accepted += 1
-        if accepted == COMPARISONS:
+        for i in changed:
+            seen[i] += 1
+        model.free.update(changed)
+        left -= 1
+        if not left:
             break
     return True
 
 
 def made_up(values: Sequence[int]) -> Iterator[list[int]]:
-    """Other sizes, equal where these are equal: larger and smaller ones by turns, then neighbours."""
+    """Other sizes, equal where these are equal: all of them changed, then each one alone; far ones first, then neighbours."""
     distinct = sorted(set(values))
-    for low, high in ((2.0, 9.0), (0.3, 0.9), (20.0, 90.0), (0.4, 3.0), (1.1, 2.0), (0.7, 1.0)):
-        other = {n: max(2, int(n * (low + (high - low) * ((n + i) * 0.618 % 1.0)))) for i, n in enumerate(distinct)}
-        yield [other[n] for n in values]
-    for step in (1, -1, 2, -2):
-        yield [max(2, n + step) for n in values]
+    for changing in (distinct, *([n] for n in distinct if len(distinct) > 1)):
+        for low, high in ((2.0, 9.0), (0.3, 0.9), (20.0, 90.0), (0.4, 3.0), (1.1, 2.0), (0.7, 1.0)):
+            other = {n: max(2, int(n * (low + (high - low) * ((n + i) * 0.618 % 1.0)))) for i, n in enumerate(changing)}
+            yield [other.get(n, n) for n in values]
+        for step in (1, -1, 2, -2):
+            yield [max(2, n + step) if n in changing else n for n in values]
 
 
 def scheduled(info: Any, values: Iterable[int]) -> tuple[tuple[Spec, ...], Schedule]:

@@ -137,6 +137,7 @@ class Pointwise(Declaration):
     expensive = False  # worth keeping rather than computing twice
     copies: int | None = None  # the argument whose elements are the result's, as they are
     positional = False  # lower takes, last, the element's linear index (int64)
+    unread: Sequence[str] = ()  # attributes that lower does not read: it gets None, and kernels do not depend on them
     domain = (-3.0, 3.0)  # samples are drawn from here
     in_place = True
 

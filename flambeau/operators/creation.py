@@ -18,6 +18,7 @@ class full(Pointwise):
 
     functions = ()
     in_place = False
+    unread = ("size",)
 
     def signature(size, fill_value: Scalar, *, dtype=None, device=None): ...
 
@@ -53,6 +54,7 @@ class iota(Pointwise):
     functions = ()
     in_place = False
     positional = True
+    unread = ("size",)
 
     def signature(size, start: Scalar = 0, step: Scalar = 1, *, dtype=None, device=None): ...
 

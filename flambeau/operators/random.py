@@ -36,6 +36,7 @@ class Random(Pointwise):
     in_place = False
     random = True
     positional = True
+    unread = ("size",)
     expensive = True
     vjp = NOT_DIFFERENTIABLE
 

@@ -108,6 +108,7 @@ class positions(Pointwise):
 
     functions = ()
     positional = True
+    unread = ("size",)
     in_place = False
     vjp = NOT_DIFFERENTIABLE
 
