@@ -32,7 +32,6 @@ HARD_MAX_LINES = 1200
 LONG: dict[str, str] = {  # path: why it is one file
     "flambeau/factories.py": "every public way to make a tensor, each a few lines of arguments over one op",
     "flambeau/forms/shape.py": "call forms of the views: many names, one page each at most",
-    "flambeau/schedule/fusion.py": "one algorithm: roots, groups and their emission read each other",
 }
 
 REFUSED_NAME = re.compile(r"^(utils?|helpers?|misc|common|stuff|.*_v\d+|new_.*)$")
