@@ -12,7 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 from flambeau.base.settings import settings
-from flambeau.core.spec import NumberSpec, Spec
+from flambeau.core.spec import NumberSpec, Size, Spec
+from flambeau.core.symbolic import SymInt
 from flambeau.engine import instruments, recording, sizes, validate, watching
 from flambeau.engine.plan import Launch, Plan, make_plan
 from flambeau.ir import tracing
@@ -126,6 +127,8 @@ other_plans: list[dict] = []  # tables of plans that others keep, to be forgotte
 def info_for(op: Op, args: tuple) -> Info:
     """The Info of bound arguments, made on a miss. Raises what the op's meta raises."""
     normal = normalise(op, args)
+    if MODES and _has_symbolic(normal):
+        return Info(op, normal)  # of one trace: a look-up would compare its sizes with others, which is a guard
     table = _infos.setdefault(op, {})
     key = key_of(normal)
     try:
@@ -144,6 +147,12 @@ def info_for(op: Op, args: tuple) -> Info:
             found = table[key] = Info(op, normal, known[0])
             found.plan = known[1]
     return found
+
+
+def _has_symbolic(x: Any) -> bool:
+    if type(x) is tuple or type(x) is Size:
+        return any([_has_symbolic(y) for y in x])
+    return type(x) is SymInt or (type(x) is Spec and any([type(n) is SymInt for n in (*x.shape, *x.strides)]))
 
 
 def forget_plans() -> None:
