@@ -620,12 +620,32 @@ _struct_codes = {
 }
 
 
+MOST_READ = 64  # elements of a tensor from outside that a compiled function may read
+
+
+def note_read(t: Tensor) -> None:
+    """In a trace that is replayed: it is right only while a tensor from outside has these values. Raises: TraceError for one written to in it."""
+    recorder = tracing.current()
+    if recorder is None or not recorder.repeats:
+        return
+    if "_traced" in t.__dict__ or t.spec.numel > MOST_READ:
+        traced_value_error(t)
+
+    def values() -> tuple:
+        with tracing.suspended():
+            return tuple(host_values(t))
+
+    recorder.depend(values, f"the values of a tensor of shape {list(t.spec.shape)}")
+
+
 def host_values(t: Tensor) -> list:
     """The elements in row-major order as Python numbers."""
     if t.ptr is None:
         traced_value_error(t)
     if recording.USED:
         recording.check_read("item", t)
+    if bind.MODES:
+        note_read(t)
     if t.spec.numel == 0:
         return []
     if t.spec.dtype.name == "bfloat16":

@@ -11,13 +11,14 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from flambeau._tensor import ForeignStorage, Tensor, new_tensor, traced_value_error
+from flambeau._tensor import ForeignStorage, Tensor, new_tensor, note_read, traced_value_error
 from flambeau.base.errors import message
 from flambeau.base.lazy import np
 from flambeau.core.device import CPU
 from flambeau.core.dtype import BY_NAME
 from flambeau.core.spec import Spec
 from flambeau.engine import recording
+from flambeau.ir.bind import MODES
 from flambeau.ir.op import REGISTRY
 
 
@@ -80,6 +81,8 @@ def to_numpy(t: Tensor, *, force: bool = False) -> Any:
         traced_value_error(t)
     if recording.USED:
         recording.check_read("numpy", t)
+    if MODES:
+        note_read(t)
     if t.spec.dtype.name == "bfloat16":
         raise TypeError("numpy: there is no bfloat16 in NumPy. Call .float() first.")
     spec = t.spec

@@ -22,7 +22,7 @@ from typing import Any
 
 from flambeau._tensor import Tensor
 from flambeau.base.errors import TraceError
-from flambeau.base.pytree import tree_flatten
+from flambeau.base.pytree import tree_flatten, tree_leaves
 from flambeau.capture.recording import record
 from flambeau.compiler import objects, stances, values
 from flambeau.compiler.entry import NO_SIZES, Entry
@@ -233,6 +233,11 @@ class CompiledFunction:
             after = _flattened(packed)
             if before[1] != after[1] or any(a is not b for a, b in zip(before[0], after[0])):
                 observer.problems.append("it changes a container or an object that it is given as an argument")
+            for x in tree_leaves(result):
+                if hasattr(type(x), "__next__") and not observer.is_outside(x):
+                    observer.problems.append(
+                        f"it returns a {type(x).__name__}, which would go on when the trace is over"
+                    )
             return objects.opened(result, lambda x: not observer.is_outside(x) and objects.made(x))
 
         saved = mode.enabled, mode.inference

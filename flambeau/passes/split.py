@@ -13,6 +13,7 @@ from __future__ import annotations
 import heapq
 from typing import Any, NamedTuple
 
+from flambeau.core.symbolic import plain
 from flambeau.ir.graph import Graph, Node, Value, map_values
 from flambeau.ir.op import POINTWISE, REGISTRY, VIEW
 
@@ -98,7 +99,8 @@ def _needed(graph: Graph, outputs: list[Value], late: set[Node], inside: bool = 
 
 
 def _nbytes(v: Value) -> int:
-    return int(v.spec.numel) * v.spec.dtype.itemsize
+    """A value's memory; of symbolic sizes, as they are now: what is kept may be another choice for others, and is never wrong."""
+    return plain(v.spec.numel) * v.spec.dtype.itemsize
 
 
 def _choose(crossing: list[Value], free: set[Value], position: dict[Node, int]) -> tuple[list[Value], set[Node]]:

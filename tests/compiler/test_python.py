@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import flambeau as torch
+from flambeau.compiler import CompileError
 from tests.compiler.conftest import equal, same, traces
 
 
@@ -137,21 +138,22 @@ def test_comprehensions_and_generators() -> None:
             {k: x * k for k in (1, 2)},
             list(numbers(x)),
             [(lambda: x * s)() for s in scales],
-            [y for y in map(lambda s: x - s, scales)],
+            list(map(x.sub, scales)),
         )
 
     same(f, ones())
 
 
-def test_a_generator_is_returned() -> None:
+def test_a_generator_as_result_runs_eagerly() -> None:
+    """Its ops would run when the trace is over."""
+
     def f(x: Any) -> Any:
         return (x * i for i in range(3))
 
-    import warnings
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        g = torch.compile(f)
+    with pytest.raises(CompileError, match="generator"):
+        torch.compile(f, fullgraph=True)(ones())
+    g = torch.compile(f)
+    with pytest.warns(UserWarning, match="runs eagerly.*generator"):
         for _ in range(2):
             equal(list(g(ones())), list(f(ones())))
 
