@@ -24,6 +24,7 @@ from flambeau.passes.decompose import decompose
 from flambeau.runtime import errors, launch, objects, sim
 from flambeau.runtime.allocator import size_class as cpu_size_class
 from flambeau.schedule.fusion import schedule
+from flambeau.schedule.memory import pack
 from flambeau.schedule.steps import ERROR, Schedule, Shifted
 from flambeau.templates.launch import Recipe
 
@@ -110,10 +111,10 @@ class Plan:
             self.temps.append(b.spec)
         for spec in self.temps:
             prepare(spec)
-        self.scratch = []
+        self.scratch: list[int] = []  # bytes
         for s in result.scratches:
             position[s] = self.inputs + len(self.temps) + s.index
-            self.scratch.append(size_class(max(64, s.nbytes), where))
+            self.scratch.append(s.nbytes)
         self.error_position = self.inputs + len(self.temps) + len(self.scratch)
         position[ERROR] = self.error_position
         self.shifts: list[tuple[int, int]] = []  # (position, bytes) behind everything else
@@ -153,13 +154,12 @@ class Plan:
         self.outputs = [
             (position[b], spec, offset * spec.dtype.itemsize, b.role == "input") for b, spec, offset in result.outputs
         ]
-        self.blocks, self.block_of = self._shared_blocks()
+        self.blocks, self.offsets = self._arena()
         self.make: Callable | None = None  # from operands to tensors: filled by who runs the plan
         self.layout: tuple | None = None  # of a native maker: the same for other sizes
 
-    def _shared_blocks(self) -> tuple[list, list[int]]:
-        """Blocks for temporaries and scratch, those of disjoint lifetimes in one; and per position behind the inputs the block it has
-        (-1: a result, which gets a block of its own)."""
+    def lives(self) -> tuple[list[int], list[tuple[int, int, int]]]:
+        """Positions of temporaries and scratch that are no results, and for each (bytes, first step, last step)."""
         kept = {p for p, *_ in self.outputs}
         aliases: dict[int, int] = {self.error_position + 1 + i: p for i, (p, _) in enumerate(self.shifts)}
         first: dict[int, int] = {}
@@ -169,29 +169,19 @@ class Plan:
                 p = aliases.get(p, p)
                 first.setdefault(p, at)
                 last[p] = at
-        classes = [spec.size_class for spec in self.temps] + self.scratch
-        order = sorted(
-            (p for p in range(self.inputs, self.error_position) if p not in kept), key=lambda p: first.get(p, 0)
-        )
-        blocks: list = []
-        busy_until: list[int] = []
-        assigned: dict[int, int] = {}
-        for p in order:
-            wanted = classes[p - self.inputs]
-            fits = [
-                i
-                for i, c in enumerate(blocks)
-                if busy_until[i] < first.get(p, 0) and wanted.nbytes <= c.nbytes <= 2 * wanted.nbytes
-            ]
-            if fits:
-                block = min(fits, key=lambda i: blocks[i].nbytes)
-            else:
-                block = len(blocks)
-                blocks.append(wanted)
-                busy_until.append(-1)
-            assigned[p] = block
-            busy_until[block] = last.get(p, 0)
-        return blocks, [assigned.get(p, -1) for p in range(self.inputs, self.error_position)]
+        sizes = [spec.nbytes for spec in self.temps] + self.scratch
+        shared = [p for p in range(self.inputs, self.error_position) if p not in kept]
+        return shared, [(max(64, sizes[p - self.inputs]), first.get(p, 0), last.get(p, 0)) for p in shared]
+
+    def _arena(self) -> tuple[list, list[int | None]]:
+        """The block that temporaries and scratch share, as a list (empty if there are none), and per position behind the inputs the offset
+        in it (None: a result, which has memory of its own)."""
+        shared, lives = self.lives()
+        offsets, total = pack(lives)
+        where: list[int | None] = [None] * (self.error_position - self.inputs)
+        for p, offset in zip(shared, offsets):
+            where[p - self.inputs] = offset
+        return ([size_class(total, self.device)] if shared else []), where
 
     def results(self) -> list[Spec] | None:
         """Specs of the outputs, if each of them is new memory of its own."""
@@ -215,29 +205,44 @@ class Plan:
             prepare(spec)
         if self.layout is None:
             self.layout = self._native_layout()
-        inputs, shifted, positions = self.layout
+        inputs, shifts, positions = self.layout
         make = objects.maker(
             inputs,
             results,
             self.blocks,
-            [(p, nbytes) for p, (_, nbytes) in zip(shifted, self.shifts)],
+            shifts,
             [(s.address, s.words, p) for s, p in zip(self.steps, positions)],
         )
         return make if make is None or not self.may_fail else checking(make)
 
-    def _native_layout(self) -> tuple[int, list[int], list[list[int]]]:
-        """(number of inputs, what is shifted, operands of each step) with positions as a native maker counts them."""
+    def _native_layout(self) -> tuple[int, list[tuple[int, int]], list[list[int]]]:
+        """(number of inputs, (position, bytes) of shifted addresses, operands of each step), positions as a native maker counts them."""
         number = {position: i for i, (position, *_) in enumerate(self.outputs)}
         inputs = self.inputs + self.may_fail  # the error block is one more operand
         place = {i: i for i in range(self.inputs)}
         place[self.error_position] = self.inputs
-        for i, block in enumerate(self.block_of):
+        arena = inputs + len(number)
+        first_shift = arena + len(self.blocks)
+        shifts: list[tuple[int, int]] = []
+        known: dict[int, int] = {0: arena}
+        for i, offset in enumerate(self.offsets):
             position = self.inputs + i
-            place[position] = inputs + (number[position] if block < 0 else len(number) + block)
-        first_shift = inputs + len(number) + len(self.blocks)
-        for i in range(len(self.shifts)):
-            place[self.error_position + 1 + i] = first_shift + i
-        return inputs, [place[p] for p, _ in self.shifts], [[place[p] for p in s.positions] for s in self.steps]
+            if offset is None:
+                place[position] = inputs + number[position]
+                continue
+            if offset not in known:
+                known[offset] = first_shift + len(shifts)
+                shifts.append((arena, offset))
+            place[position] = known[offset]
+        for i, (position, nbytes) in enumerate(self.shifts):
+            offset = (
+                self.offsets[position - self.inputs]
+                if position >= self.inputs and position < self.error_position
+                else None
+            )
+            place[self.error_position + 1 + i] = first_shift + len(shifts)
+            shifts.append((place[position], nbytes) if offset is None else (arena, offset + nbytes))
+        return inputs, shifts, [[place[p] for p in s.positions] for s in self.steps]
 
     def resized(
         self,
@@ -255,7 +260,7 @@ class Plan:
             prepare(spec)
         plan.temps = temps
         if scratch_bytes:
-            plan.scratch = [size_class(max(64, n), self.device) for n in scratch_bytes]
+            plan.scratch = list(scratch_bytes)
         if shifts:
             plan.shifts = [(position, n) for (position, _), n in zip(self.shifts, shifts)]
         plan.steps = [
@@ -263,10 +268,9 @@ class Plan:
             for s, w in zip(self.steps, words)
         ]
         plan.outputs = [(p, spec, n, is_input) for (p, _, _, is_input), (spec, n) in zip(self.outputs, outputs)]
-        if scratch_bytes or len(temps) != len(outputs):
-            plan.blocks, block_of = plan._shared_blocks()
-            if block_of != plan.block_of:
-                plan.block_of, plan.layout = block_of, None
+        if scratch_bytes or shifts or len(temps) != len(outputs):
+            plan.blocks, plan.offsets = plan._arena()
+            plan.layout = None
         plan.make = None
         return plan
 
@@ -275,15 +279,15 @@ class Plan:
         memory = list(inputs)
         taken = take_all(self.blocks)
         try:
-            for i, block in enumerate(self.block_of):
-                memory.append(taken[block] if block >= 0 else allocate(self.temps[i]))
+            for i, offset in enumerate(self.offsets):
+                memory.append(allocate(self.temps[i]) if offset is None else taken[0] + offset)
             if self.device is CPU:
                 self._run_now(memory)
             else:
                 self._run_queued(memory, keep)
         except BaseException:  # memory may have run out half-way
-            for i, block in enumerate(self.block_of[: len(memory) - self.inputs]):
-                if block < 0:
+            for i, offset in enumerate(self.offsets[: len(memory) - self.inputs]):
+                if offset is None:
                     self.temps[i].free.append(memory[self.inputs + i])
             raise
         finally:

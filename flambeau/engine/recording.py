@@ -108,8 +108,8 @@ class Recording:
         try:
             for c in plan.blocks:
                 taken.append(take(c))
-            for i, block in enumerate(plan.block_of):
-                memory.append(taken[block] if block >= 0 else take(plan.temps[i].size_class))
+            for i, offset in enumerate(plan.offsets):
+                memory.append(take(plan.temps[i].size_class) if offset is None else taken[0] + offset)
         finally:  # temporaries are free for whatever is recorded next: replays keep the order
             for c, p in zip(plan.blocks, taken):
                 self.pool.returning(c).append(p)

@@ -233,7 +233,7 @@ def is_same(model: Model, words: tuple, results: tuple[Spec, ...], plan: Plan) -
         and made.outputs == plan.outputs
         and made.scratch == plan.scratch
         and made.shifts == plan.shifts
-        and (made.blocks, made.block_of) == (plan.blocks, plan.block_of)
+        and (made.blocks, made.offsets) == (plan.blocks, plan.offsets)
         and len(made.steps) == len(plan.steps)
         and all(
             type(b) is Launch

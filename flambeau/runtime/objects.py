@@ -34,7 +34,7 @@ from flambeau.kernel.target import Target
 from flambeau.kernel.types import f64, i1, i32, i64, ptr, void
 from flambeau.runtime.native import COUNTER_SLOT, MAX_SLOTS, emit_integer, emit_launch, int_layout_of_python, native
 
-MOST_ADDRESSES = 192  # inputs, results and blocks of one plan: they are on the stack meanwhile
+MOST_ADDRESSES = 1024  # inputs, results and blocks of one plan: they are on the stack meanwhile
 
 # Words of the page that all functions share: C functions, then Python objects.
 _FUNCTIONS = (
