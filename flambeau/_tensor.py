@@ -620,22 +620,11 @@ _struct_codes = {
 }
 
 
-MOST_READ = 64  # elements of a tensor from outside that a compiled function may read
-
-
 def note_read(t: Tensor) -> None:
     """In a trace that is replayed: it is right only while a tensor from outside has these values. Raises: TraceError for one written to in it."""
     recorder = tracing.current()
-    if recorder is None or not recorder.repeats:
-        return
-    if "_traced" in t.__dict__ or t.spec.numel > MOST_READ:
+    if recorder is not None and recorder.repeats and not recorder.read_values(t, host_values):
         traced_value_error(t)
-
-    def values() -> tuple:
-        with tracing.suspended():
-            return tuple(host_values(t))
-
-    recorder.depend(values, f"the values of a tensor of shape {list(t.spec.shape)}")
 
 
 def host_values(t: Tensor) -> list:

@@ -385,7 +385,7 @@ def arange(
     whole = all(isinstance(x, int) for x in (start, end, step))
     if step == 0:
         raise RuntimeError(message("arange", "step must be nonzero", step))
-    if not all(math.isfinite(x) for x in (start, end, step)):
+    if not all(isinstance(x, int) or math.isfinite(x) for x in (start, end, step)):
         raise RuntimeError(message("arange", "bounds must be finite (unsupported range)", f"{start} -> {end}"))
     if (end - start) * step < 0:
         raise RuntimeError(

@@ -18,6 +18,7 @@ from flambeau.compiler.observe import Effect
 from flambeau.core.device import CPU
 from flambeau.core.epoch import epoch
 from flambeau.core.spec import Spec
+from flambeau.core.symbolic import show
 from flambeau.engine import eager
 from flambeau.engine.plan import Plan, make_plan
 from flambeau.ir import bind
@@ -94,7 +95,8 @@ class Entry:
         """What does not hold, in words."""
         guards = self.recording.guards
         if guards is not None and not guards.hold(sizes):
-            return f"sizes {sizes} do not keep to {guards}"
+            expression, answer = guards.broken(sizes)
+            return f"{show(expression)} was {answer}, and is not for sizes {', '.join(f'{k}={n}' for k, n in sizes.items())[:200]}"
         found = self.guards.failed()
         if found is not None:
             return found

@@ -45,13 +45,39 @@ class Guards:
 
     def __init__(self) -> None:
         self.found: dict[tuple, Any] = {}
+        self._check: Callable[[Mapping[str, int]], bool] | None = None  # all of them as one function
+        self._checked = -1  # how many it looks at
 
     def note(self, expression: tuple, answer: Any) -> None:
         self.found.setdefault(expression, answer)
 
     def hold(self, sizes: Mapping[str, int]) -> bool:
         """Whether every comparison would be answered the same for other sizes."""
-        return all(evaluate(e, sizes) == answer for e, answer in self.found.items())
+        if self._checked != len(self.found):
+            self._checked, self._check = len(self.found), self._compiled()
+        return self._check(sizes)
+
+    def _compiled(self) -> Callable[[Mapping[str, int]], bool]:
+        scope: dict[str, Any] = {}
+
+        def text(x: Any) -> str:
+            if isinstance(x, tuple):
+                return f"({python_of(x, text)})"
+            if isinstance(x, str):
+                return f"sizes[{x!r}]"
+            if isinstance(x, int):
+                return repr(int.__add__(x, 0))
+            name = f"c{len(scope)}"
+            scope[name] = x
+            return name
+
+        parts = [f"{text(e)} == {answer!r}" for e, answer in self.found.items()]
+        exec(f"def check(sizes):\n    return {' and '.join(parts) or 'True'}", scope)
+        return scope["check"]
+
+    def broken(self, sizes: Mapping[str, int]) -> tuple:
+        """(expression, answer) of the first comparison that would be answered otherwise."""
+        return next((e, answer) for e, answer in self.found.items() if evaluate(e, sizes) != answer)
 
     def __repr__(self) -> str:
         return "; ".join(f"{show(e)} is {answer}" for e, answer in self.found.items())

@@ -15,6 +15,8 @@ from flambeau.ir import bind
 from flambeau.ir.graph import Graph, Value, number_spec
 from flambeau.ir.op import Op
 
+MOST_READ = 64  # elements of a tensor from outside that a trace may read
+
 
 class HostNumber:
     """A source of an input: result `index` of the trace's host function number `source`, called anew for every replay."""
@@ -55,7 +57,9 @@ class Recorder:
         self.repeats = False  # whether the graph is replayed as it is: random numbers would come out the same each time
         self.cleared: set[int] = set()  # ids of tensors from outside whose `.grad` was set anew
         self.hosts: list[Callable[[], tuple]] = []  # what gives the numbers that each replay computes anew
-        self.conditions: list[tuple[Callable[[], Any], Any, str]] = []  # (get, value, what it is): a replay is right while get() is value
+        self.conditions: list[
+            tuple[Callable[[], Any], Any, str]
+        ] = []  # (get, value, what it is): a replay is right while get() is value
         self.memo: dict[Any, Any] = {}  # what library code makes once per trace
         self.grads_read: dict[int, tuple[Any, Any]] = {}  # tensors from outside and the `.grad` they were read with
         self.grads_before: dict[int, tuple[Any, Any]] = {}  # tensors whose `.grad` the trace changed, and what it was
@@ -86,6 +90,18 @@ class Recorder:
     def depend(self, get: Callable[[], Any], text: str) -> None:
         """Note that the trace is right only while `get()` gives what it gives now."""
         self.conditions.append((get, get(), text))
+
+    def read_values(self, tensor: Any, values: Callable[[Any], list]) -> bool:
+        """Rest on the values of a tensor from outside; False if they are many, or another after a write in the trace."""
+        if "_traced" in tensor.__dict__ or tensor.spec.numel > MOST_READ:
+            return False
+
+        def get() -> tuple:
+            with suspended():
+                return tuple(values(tensor))
+
+        self.depend(get, f"the values of a tensor of shape {list(tensor.spec.shape)}")
+        return True
 
     def host(self, get: Callable[[], tuple], types: Sequence[type]) -> tuple:
         """Stand-ins for numbers of Python that `get()` gives at every replay."""
