@@ -17,14 +17,14 @@ from flambeau.ir import tracing
 from flambeau.ir.op import REGISTRY
 from flambeau.runtime import sim
 from flambeau.runtime.queue import Copy
+from flambeau.tape.custom import CustomNode, attach
 from flambeau.tape.grad_mode import mode
 
 
 def move(t: Tensor, target: device, non_blocking: bool = False) -> Tensor:
-    """The tensor on another device.
+    """The tensor on another device; its gradient comes back the same way.
 
-    Raises: RuntimeError for a tensor that needs a gradient (none goes through a transfer yet), AcceleratorError for what the device it leaves
-    has reported.
+    Raises: AcceleratorError for what the device it leaves has reported, TraceError inside a trace.
     """
     source = t.spec.device
     if source is target:
@@ -36,9 +36,15 @@ def move(t: Tensor, target: device, non_blocking: bool = False) -> Tensor:
             )
         return REGISTRY["empty_meta"](t)
     if t.needs_grad and mode.enabled:
-        raise RuntimeError(
-            f"to: gradients do not go through a move from {source} to {target} yet. Move the leaf before requires_grad_(), or a detached tensor."
+        result = move(t.detach(), target, non_blocking)
+        attach(
+            CustomNode(),
+            (t,),
+            (result,),
+            lambda grads: [g if g is None else move(g, source) for g in grads],
+            "ToCopyBackward0",
         )
+        return result
     if t.ptr is None or tracing.current() is not None:
         raise TraceError("to: a tensor cannot change its device while a function is traced. Move it outside.")
     recording.refuse_host_work("to")

@@ -48,12 +48,13 @@ def test_gradients_are_on_the_device() -> None:
     assert w.grad.tolist() == [0.0, 2.0, 4.0, 6.0]
 
 
-def test_gradients_do_not_cross_devices_silently() -> None:
-    """A move is no op yet, so it says so rather than drop the gradient."""
+def test_gradients_cross_devices() -> None:
     w = flambeau.arange(3.0).requires_grad_()
-    with pytest.raises(RuntimeError, match="gradients do not go through a move from cpu to sim:0"):
-        w.to("sim")
-    assert w.detach().to("sim").tolist() == [0.0, 1.0, 2.0]
+    (g,) = flambeau.autograd.grad((w.to("sim") ** 3).cpu().sum(), w, create_graph=True)
+    assert str(g.device) == "cpu" and g.tolist() == [0.0, 3.0, 12.0]
+    (second,) = flambeau.autograd.grad(g.sum(), w)
+    assert second.tolist() == [0.0, 6.0, 12.0]
+    assert w.detach().to("sim").grad_fn is None
 
 
 def test_errors_appear_at_synchronisation() -> None:
