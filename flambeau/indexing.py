@@ -15,6 +15,7 @@ from flambeau._tensor import Tensor, wrap_view
 from flambeau.core.dtype import bool_, int64
 from flambeau.core.layout import broadcast_shapes
 from flambeau.core.spec import Spec
+from flambeau.core.symbolic import SymInt
 from flambeau.factories import as_tensor, finished
 from flambeau.ir.bind import MODES
 from flambeau.ir.op import REGISTRY, speak_as
@@ -223,7 +224,7 @@ def _consumes(p: Any) -> int:
 
 def _slice_item(s: slice, n: int) -> tuple[tuple, bool]:
     """(start, end, positive step), and whether they are to be read backwards."""
-    start, stop, step = (None if v is None else v.__index__() for v in (s.start, s.stop, s.step))
+    start, stop, step = (v if v is None or type(v) is SymInt else v.__index__() for v in (s.start, s.stop, s.step))
     if step is None or step > 0:
         return (start, stop, 1 if step is None else step), False
     if step == 0:

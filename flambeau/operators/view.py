@@ -19,6 +19,19 @@ def fill_view(g, input, name, *attributes):
     return REGISTRY["view_scatter"](zeros, g, ((name, attributes),))
 
 
+def slice_bounds(n: int, start: int | None, end: int | None) -> tuple[int, int]:
+    """Where a slice with a positive step begins and ends in n elements. Symbolic sizes stay so, which `slice.indices` would not let them."""
+    bounds = []
+    for place, default in ((start, 0), (end, n)):
+        if place is None:
+            bounds.append(default)
+        elif place < 0:
+            bounds.append(n + place if n + place > 0 else 0)
+        else:
+            bounds.append(place if place <= n else n)
+    return bounds[0], bounds[1]
+
+
 @declare
 class transpose(View):
     """The input with two dims swapped."""
@@ -308,7 +321,7 @@ class slice_(View):
                 f"slice: step must be greater than zero, got {step}. Use flip(), or x[...] with a negative step."
             )
         d = canonical_dim("slice", dim, s.ndim)
-        first, last, _ = slice(start, end, step).indices(s.shape[d])
+        first, last = slice_bounds(s.shape[d], start, end)
         length = max(0, -(-(last - first) // step))
         shape, strides = list(s.shape), list(s.strides)
         shape[d], strides[d] = length, s.strides[d] * step
@@ -499,7 +512,8 @@ class subview(View):
                 continue
             n, step = s.shape[d], s.strides[d]
             if isinstance(item, tuple):
-                first, last, by = slice(*item).indices(n)
+                by = 1 if item[2] is None else item[2]
+                first, last = slice_bounds(n, item[0], item[1])
                 length = max(0, -(-(last - first) // by))
                 offset += first * step if length else 0
                 shape.append(length)
