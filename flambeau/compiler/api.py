@@ -12,6 +12,7 @@ from flambeau.compiler import compiled
 from flambeau.compiler.compiled import CompiledFunction, CompileError
 from flambeau.compiler.stances import set_stance
 from flambeau.ir import tracing
+from flambeau.kernel import artifacts
 
 __all__ = [
     "CompileError",
@@ -25,11 +26,13 @@ __all__ = [
     "is_dynamo_compiling",
     "is_exporting",
     "list_backends",
+    "load_cache_artifacts",
     "mark_dynamic",
     "mark_static",
     "maybe_mark_dynamic",
     "nested_compile_region",
     "reset",
+    "save_cache_artifacts",
     "set_stance",
     "substitute_in_graph",
 ]
@@ -192,6 +195,20 @@ maybe_mark_dynamic = mark_dynamic
 def mark_static(t: Any, index: Any = None) -> None:
     """Never make a size of an input (all of them without `index`) symbolic."""
     _marks(t, "static", index)
+
+
+# ------------------------------------------------------------------ kernels for another machine
+def save_cache_artifacts() -> tuple[bytes, artifacts.Info] | None:
+    """(bytes, info): the kernels this process has used, for `load_cache_artifacts` on a machine of the same kind; None if there are none."""
+    return artifacts.save()
+
+
+def load_cache_artifacts(serialized_artifacts: bytes) -> artifacts.Info:
+    """Take kernels that `save_cache_artifacts` gave. They are machine code: load only what you made yourself.
+
+    Raises: ValueError for other bytes.
+    """
+    return artifacts.load(serialized_artifacts)
 
 
 # ------------------------------------------------------------------ looking at it

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from flambeau.base.errors import TraceError
 from flambeau._tensor import Tensor, empty
+from flambeau.base.errors import TraceError
 from flambeau.core.device import CPU, META, device
 from flambeau.core.spec import Spec
 from flambeau.engine import recording

@@ -78,6 +78,7 @@ def statistics() -> Statistics:
 # ---------------------------------------------------------------------- the way to an address
 _memory: dict[tuple[str, str, Target], Symbols] = {}
 _by_content: dict[bytes, Symbols] = {}
+_used: set[tuple[str, str]] = set()  # (environment, identity) of all kernels on disk that this process loaded
 _lock = threading.RLock()  # re-entrant: a build may ask for the address of another kernel
 
 
@@ -102,6 +103,20 @@ def symbols(name: str, parameters: tuple[Any, ...], build: Build) -> Symbols:
         if found is None:
             found = _memory[key] = _missing(_Request(name, parameters, key[1], target), build)
         return found
+
+
+def used() -> set[tuple[str, str]]:
+    """(environment, identity) of the kernels on disk that this process has used."""
+    return set(_used)
+
+
+def environments() -> set[str]:
+    """The environments whose kernels this process can use: for the present target, the sources of flambeau that kernels come from."""
+    target = targets.current()
+    return {
+        _environment(target, (os.path.join(_PACKAGE, part),))
+        for part in ("kernel", "runtime", "templates", "operators", "schedule")
+    }
 
 
 def compile_ahead(wanted: Iterable[tuple[str, tuple[Any, ...], Build]]) -> None:
@@ -198,6 +213,8 @@ def _missing(request: _Request, build: Build) -> Symbols:
     environment = _environment(target, _sources_of(build))
     disk = store.opened(settings.cache_dir, environment) if environment else None
     identity = _digest(f"{request.name} {request.text}")
+    if disk is not None:
+        _used.add((environment, identity))
     entry = disk.read(identity) if disk is not None and not stages.shown(6) else None
     if entry is not None:
         found = _loaded(entry)
