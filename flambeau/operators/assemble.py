@@ -165,7 +165,7 @@ def is_legacy_empty(s: Spec) -> bool:
 class cat(Assemble):
     """Tensors joined along an existing dim; other sizes must agree (tensors of shape [0] are left out).
 
-    Dtypes: promoted. Raises: RuntimeError where sizes differ or there is nothing to join.
+    Dtypes: promoted. Raises: RuntimeError where sizes differ, ValueError where there is nothing to join.
     """
 
     functions = ("cat", "concat", "concatenate")
@@ -230,7 +230,7 @@ class cat(Assemble):
         yield case((t(2, 3), t(2, 0), t(2, 5)), -1)
         yield case((t(2, 3), t(0)), 1)
         yield case((t(2, 3), t(3, 4)), 0, raises=(RuntimeError, "sizes must match"))
-        yield case((), 0, raises=(RuntimeError, "non-empty"))
+        yield case((), 0, raises=(ValueError, "non-empty"))
 
 
 @declare
