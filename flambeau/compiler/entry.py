@@ -9,6 +9,7 @@ backward plan. May not know: how calls find their entry. Raises: RuntimeError in
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 from flambeau._tensor import Tensor
@@ -47,8 +48,7 @@ class Entry:
         self.confirmed = False  # whether a trace at other sizes gave the same graph
         self.forward_plans: dict[tuple, Plan] = {}
         self.backward_plans: dict[tuple, Plan] = {}
-        eager.other_plans.append(self.forward_plans)
-        eager.other_plans.append(self.backward_plans)
+        _every.add(self)
         graph = merge_equal(decompose(recording.graph))
         taken = {v.index for v in recording.tangents}
         self.slot_of = {}
@@ -182,6 +182,21 @@ class Entry:
         plan = self._plan(self.backward_plans, self.backward_graph, sizes)
         operands = [tangents[at] if kind == "tangent" else x for (kind, at), x in zip(self.backward_reads, kept)]
         return list(eager.run_plan(plan, operands))
+
+
+_every: weakref.WeakSet[Entry] = weakref.WeakSet()
+
+
+class _Tables:
+    """The plans of all entries that are alive, as one table among those that the engine forgets."""
+
+    def clear(self) -> None:
+        for entry in list(_every):
+            entry.forward_plans.clear()
+            entry.backward_plans.clear()
+
+
+eager.other_plans.append(_Tables())
 
 
 def _concrete(n: int, sizes: dict[str, int]) -> int:
