@@ -3,7 +3,8 @@
     step = CompiledFunction(train_step)
     step(x, y)        # traced, compiled; later calls look the entry up by the inputs' specs and check its guards
 
-Sizes are static at first; a size that changes becomes symbolic in the second trace (`dynamic=None`). What depends on values of tensors, or has
+Sizes are static at first; a size that changes becomes symbolic in the second trace (`dynamic=None`), which serves other sizes once a third
+trace, of one of them, has given the same graph. What depends on values of tensors, or has
 side effects that cannot be replayed, raises with `fullgraph=True` and runs eagerly, with one warning, otherwise.
 
 May not know: modules of `nn` but for their tables. Entry: `CompiledFunction`.
