@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 from flambeau.core.dtype import bool_, dtype, get_default_dtype, int64, promote_types, result_type
 from flambeau.core.layout import broadcast_shapes, canonical_dims
 from flambeau.core.spec import NumberSpec, Spec
+from flambeau.core.symbolic import SymInt, is_symbolic
+from flambeau.ir.graph import Graph
 from flambeau.ir.indexmap import IndexMap
 from flambeau.ir.op import (
     ASSEMBLE,
@@ -21,6 +23,7 @@ from flambeau.ir.op import (
     REDUCTION,
     TEMPLATE,
     VIEW,
+    Op,
     Refused,
 )
 from flambeau.ir.tracing import trace
@@ -351,16 +354,51 @@ class Composite(Declaration):
 
     def meta(op, *args):
         """What the body gives; its errors are the op's. Declare a meta where the wording should name the op."""
-        specs = []
-        map_specs(specs.append, args)
-
-        def run(*stand_ins):
-            it = iter(stand_ins)
-            return op.rules.body(*map_specs(lambda s: next(it), args))
-
-        graph, _ = trace(run, specs)
+        graph, _ = traced_body(op, args)
         found = tuple(v.spec for v in graph.outputs)
         return found[0] if op.outputs == 1 else found
+
+
+MOST_BODIES = 4096
+_bodies: dict[tuple, tuple[Graph, Any]] = {}
+
+
+def traced_body(op: Op, args: tuple) -> tuple[Graph, Any]:
+    """The body of a composite as a graph, traced one level deep, with the structure of its results; `args` hold specs where tensors go.
+
+    Models call the same ops on the same specs over and over: what was traced once is kept. It must not be changed.
+    """
+    specs: list = []
+    map_specs(specs.append, args)
+
+    def run(*stand_ins):
+        it = iter(stand_ins)
+        return op.rules.body(*map_specs(lambda s: next(it), args))
+
+    try:
+        key = (op, get_default_dtype(), _typed(args))
+        found = _bodies.get(key)
+    except TypeError:  # symbolic sizes, whose comparison would be a guard, or an attribute that does not hash
+        found = key = None
+    if found is not None:
+        return found
+    found = trace(run, specs)
+    if key is not None:
+        if len(_bodies) >= MOST_BODIES:
+            _bodies.clear()
+        _bodies[key] = found
+    return found
+
+
+def _typed(x: Any) -> Any:
+    """1, 1.0 and True are equal as keys; 0.0 and -0.0 too: they count with their types and signs."""
+    if type(x) is tuple:
+        return tuple(_typed(y) for y in x)
+    if type(x) is SymInt or (isinstance(x, Spec) and is_symbolic(x.shape)):
+        raise TypeError("symbolic")
+    if isinstance(x, (Spec, NumberSpec)):
+        return x
+    return (type(x), repr(x) if isinstance(x, (float, complex)) else x)
 
 
 def map_specs(function: Callable, args: tuple) -> tuple:

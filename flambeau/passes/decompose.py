@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from flambeau.core.spec import NumberSpec
 from flambeau.ir.graph import Graph, Node, Value, map_values
+from flambeau.ir.kinds import traced_body
 from flambeau.ir.op import COMPOSITE, REGISTRY, speak_as
-from flambeau.ir.tracing import trace
 
 
 def decompose(graph: Graph) -> Graph:
@@ -59,16 +58,9 @@ def _values(args: tuple) -> list[Value]:
 
 
 def body_graph(op, args: tuple) -> tuple[Graph, Any]:
-    """The body of a composite, traced one level deep for arguments that hold Values."""
-    values = _values(args)
-    specs = [v.spec if isinstance(v.spec, NumberSpec) else v.spec.plain() for v in values]
-
-    def run(*stand_ins):
-        it = iter(stand_ins)
-        return op.rules.body(*map_values(lambda v: next(it), args))
-
+    """The body of a composite, traced one level deep, for arguments that hold Values."""
     try:
-        return trace(run, specs)
+        return traced_body(op, map_values(lambda v: v.spec.plain(), args))
     except Exception as error:
         if op.spoken is not None:
             speak_as(op.spoken, error, op.names())
