@@ -408,6 +408,7 @@ import os, signal, threading
 from flambeau.runtime import launch
 from tests.runtime import kernels
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs start with it ignored
 launch.set_num_threads(2)
 busy = kernels.Busy(8, 30_000_000)
 expected = None
