@@ -49,8 +49,11 @@ class Form:
 class Instruction:
     """An instruction in all its widths; calling it emits it."""
 
-    def __init__(self, arch: str, forms: tuple[Form, ...], meaning: Callable[..., Array], mnemonic: str):
+    def __init__(
+        self, arch: str, forms: tuple[Form, ...], meaning: Callable[..., Array], mnemonic: str, error: float = 0.0
+    ):
         self.name = meaning.__name__
+        self.error = error  # how far, of the value, results may be from the meaning
         self.arch, self.forms, self.meaning, self.mnemonic = arch, forms, meaning, mnemonic
         self.__doc__ = meaning.__doc__
 
@@ -109,9 +112,11 @@ TABLE: dict[str, Instruction | TileInstruction] = {}
 _NEEDS: dict[str, tuple[str, tuple[tuple[str, ...], ...]]] = {}  # intrinsic -> architecture, sets of features
 
 
-def _instruction(arch: str, *forms: Form, mnemonic: str = "") -> Callable[[Callable[..., Array]], Instruction]:
+def _instruction(
+    arch: str, *forms: Form, mnemonic: str = "", error: float = 0.0
+) -> Callable[[Callable[..., Array]], Instruction]:
     def declare(meaning: Callable[..., Array]) -> Instruction:
-        made = Instruction(arch, forms, meaning, mnemonic or meaning.__name__)
+        made = Instruction(arch, forms, meaning, mnemonic or meaning.__name__, error)
         TABLE[made.name] = made
         for form in forms:
             if not form.intrinsic.startswith(("llvm.x86.", "llvm.aarch64.")):
@@ -287,6 +292,16 @@ def vscalefps(a: Array, b: Array) -> Array:
 def vscalefpd(a: Array, b: Array) -> Array:
     """a * 2^floor(b) in f64."""
     return a * 2.0 ** (b // 1)
+
+
+@_instruction(
+    "x86_64",
+    Form("llvm.x86.avx512.rcp14.ps.512", f32.vec(16), (f32.vec(16),), (("avx512f",),), ((f32.vec(16), 0), (i16, -1))),
+    error=2.0**-14,
+)
+def vrcp14ps(a: Array) -> Array:
+    """1 / a to 14 bits."""
+    return 1 / a
 
 
 @_instruction(

@@ -17,8 +17,8 @@
     airy              airy_ai
     orthogonal        polynomial_chebyshev_t ... polynomial_legendre_p
 
-No libm: every line is one instruction on AVX2, AVX-512 and NEON, and gives the same bits on vectors of any width (erf and
-gelu: with tables in registers, where the module has them, other ones).
+No libm: every line is one instruction on AVX2, AVX-512 and NEON, and gives the same bits on vectors of any width (erf,
+gelu, tanh and sigmoid of f32: with tables in registers, where the module has them, other ones).
 Down to `error_function` (erf, erfc) the error is at most 2 ulp, below it 1e-12 of the value or of the oscillation's amplitude;
 tests/kernel/test_vmath.py holds the measured bounds. exp, log, tanh, sigmoid, erf, sin and cos of f32 are pure f32.
 f16 and bf16: convert to f32 first. May not know: tensors, targets. Entry: the names below.

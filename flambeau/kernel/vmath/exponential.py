@@ -4,7 +4,8 @@
 
 Method: x = n ln2 + r (Cody & Waite 1980), a minimax polynomial on r, scaling by powers of two made from bits.
 Constants: benchmarks/minimax.py. Generic IR that is one instruction a line on AVX2, AVX-512 and NEON, but for AVX-512's scalef
-where the module allows it (exp of f32: 0.20 ns against 0.25). May not know: targets.
+where the module allows it (exp of f32: 0.20 ns against 0.25). tanh and sigmoid of f32 divide; where registers hold tables, tanh is 16
+polynomials (`pieces`) and sigmoid takes an estimate of the reciprocal and one step of Newton's method. May not know: targets.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from flambeau.kernel.vmath.arithmetic import (
     round_to_integer,
     split_power,
 )
+from flambeau.kernel.vmath.pieces import by_registers, in_pieces, suits_pieces
 
 # (exp(r) - 1 - r) / r^2 on |r| <= ln2 / 2, error relative to exp(r): 2^-28.1, 2^-57.7
 EXP_F32 = (0.4999999403953552, 0.16666513681411743, 0.04166822507977486, 0.008369403891265392, 0.001382499816827476)
@@ -82,6 +84,154 @@ EXPM1_F64 = (
 )
 LN2_F32 = (float.fromhex("0x1.62e400p-1"), float.fromhex("0x1.7f7d1cf7p-20"))  # 15 bits + the rest
 LN2_F64 = (float.fromhex("0x1.62e42fefa3800p-1"), float.fromhex("0x1.ef35793c76730p-45"))  # 42 bits + the rest
+# tanh by pieces of this width: 2^-24.9 of it. 1 from the middle of the last on, which is 2^-24.7 too much there at most
+TANH_WIDTH = 19 / 32
+TANH_PIECES = (
+    (
+        0.0,
+        0.5325872898101807,
+        0.8298019170761108,
+        0.9448294639587402,
+        0.9828450083732605,
+        0.9947366714477539,
+        0.9983918070793152,
+        0.9995092749595642,
+        0.999850332736969,
+        0.999954342842102,
+        0.9999860525131226,
+        0.999995768070221,
+        0.9999986886978149,
+        0.9999995827674866,
+        0.9999998807907104,
+        1.0,
+    ),
+    (
+        1.0,
+        0.716350793838501,
+        0.3114287853240967,
+        0.10729733854532242,
+        0.03401564806699753,
+        0.01049899309873581,
+        0.0032137574162334204,
+        0.0009812370408326387,
+        0.00029936249484308064,
+        9.130990656558424e-05,
+        2.7848831450683065e-05,
+        8.49349544296274e-06,
+        2.590377562228241e-06,
+        6.71079703806754e-07,
+        1.230818327258021e-07,
+        2.301563654327765e-06,
+    ),
+    (
+        -1.7806505070439016e-07,
+        -0.38151952624320984,
+        -0.2584245800971985,
+        -0.10137754678726196,
+        -0.03343209624290466,
+        -0.01044373493641615,
+        -0.0032085906714200974,
+        -0.0009807560127228498,
+        -0.00029931784956716,
+        -9.130578837357461e-05,
+        -2.7848458557855338e-05,
+        -8.49346452014288e-06,
+        -2.590375515865162e-06,
+        -7.900213176981197e-07,
+        -2.409430237548804e-07,
+        1.9942233848269098e-05,
+    ),
+    (
+        -0.3333240747451782,
+        -0.0355943888425827,
+        0.11063261330127716,
+        0.060018718242645264,
+        0.021520009264349937,
+        0.006889099255204201,
+        0.0021321773529052734,
+        0.0006531955441460013,
+        0.00019948548288084567,
+        6.086496068746783e-05,
+        1.8565120626590215e-05,
+        5.662261173711158e-06,
+        1.7269125009988784e-06,
+        1.1324119441269431e-05,
+        1.0859988833544776e-05,
+        4.500666545936838e-05,
+    ),
+    (
+        -0.0001793124247342348,
+        0.1461409628391266,
+        -0.005640220362693071,
+        -0.02292286418378353,
+        -0.010007668286561966,
+        -0.0033714789897203445,
+        -0.0010591387981548905,
+        -0.0003259276272729039,
+        -9.967384539777413e-05,
+        -3.0424089345615357e-05,
+        -9.281176062359009e-06,
+        -2.830817493304494e-06,
+        -8.633709285277291e-07,
+        -2.633153428632795e-07,
+        -8.030679055082146e-08,
+        0.0,
+    ),
+    (
+        0.13495339453220367,
+        -0.04991515725851059,
+        -0.025301948189735413,
+        0.004032779019325972,
+        0.0034186055418103933,
+        0.0012908229837194085,
+        0.0004181833937764168,
+        0.0001298596616834402,
+        3.982203270425089e-05,
+        1.216525834024651e-05,
+        3.7120764773135306e-06,
+        1.1322944146741065e-06,
+        3.453465922120813e-07,
+        -0.00024491993826813996,
+        -0.0002427674480713904,
+        0.0,
+    ),
+    (
+        -0.007158608175814152,
+        -0.030796758830547333,
+        0.016737651079893112,
+        0.0017216478008776903,
+        -0.000751183950342238,
+        -0.0003943531773984432,
+        -0.00013720248534809798,
+        -4.346583955339156e-05,
+        -1.3408492122835014e-05,
+        -4.1035505091713276e-06,
+        -1.252833271792042e-06,
+        -3.822154610588768e-07,
+        -1.1658055854013583e-07,
+        -3.5554453603481306e-08,
+        -1.0843756115264114e-08,
+        0.0,
+    ),
+    (
+        -0.04063987731933594,
+        0.02868686243891716,
+        -0.0034439219161868095,
+        -0.0017761661438271403,
+        8.563629307900555e-06,
+        9.037880226969719e-05,
+        3.702273897943087e-05,
+        1.2210438399051782e-05,
+        3.8106054489617236e-06,
+        1.1702595656970516e-06,
+        3.5766248629443e-07,
+        1.0915100290276314e-07,
+        3.329569508991881e-08,
+        0.0015886473702266812,
+        0.0015742098912596703,
+        0.0,
+    ),
+)
 # At the ends 2^n is exactly 0 or infinity. The lower end lies far below the smallest subnormal on purpose: a masked
 # softmax is full of exp(-inf), and a product that underflows costs a microcode assist (measured 4 ns an element).
 EXP_RANGE = ((-176.0625, 89.5), (-1418.1875, 710.5))
@@ -198,13 +348,34 @@ def quotient_with_sum(k: Function, numerator: Value, e: Value, constant: float) 
 
 def sigmoid(k: Function, x: Value) -> Value:
     """1 / (1 + e**-x); subnormal results for very negative x are kept."""
+    if suits_pieces(k, x):
+        return by_registers(k, x, _sigmoid_of_register)
     e = exp(k, -absolute(k, x))
     return quotient_with_sum(k, k.select(x > 0.0, k.const(x.type, 1.0), e), e, 1.0)
 
 
+def _sigmoid_of_register(k: Function, x: Value) -> Value:
+    """The same with an estimate of 1 / (1 + e) and one step of Newton's method: a division takes as long as all the rest."""
+    a = -absolute(k, x)
+    n, _, _, r = _reduce_bounded(k, a)
+    y = k.fma(r, k.fma(r, polynomial(k, r, EXP_F32), 1.0), 1.0)
+    e = _scaled(k, y, n, a < -104.0)
+    top = k.select(x > 0.0, k.const(x.type, 1.0), e)
+    inverse = instructions.vrcp14ps(k, e + 1.0)
+    q = top * inverse
+    return k.fma(k.fma(-q, e, top - q), inverse, q)  # top - q is exact: top lies between q and 2 q
+
+
 def tanh(k: Function, x: Value) -> Value:
     """tanh x = e / (e + 2) with e = expm1(2 |x|)."""
+    if suits_pieces(k, x):
+        return by_registers(k, x, _tanh_by_pieces)
     a = at_most(k, absolute(k, x), pick(x, 10.0, 20.0))
     p, s = expm1_reduced(k, a + a, EXPONENT_BIAS[x.type.element.name])
     e = k.fma(s, p, s - 1.0)
     return copysign(k, quotient_with_sum(k, e, e, 2.0), x)
+
+
+def _tanh_by_pieces(k: Function, x: Value) -> Value:
+    y, _, _ = in_pieces(k, at_most(k, absolute(k, x), 15 * TANH_WIDTH), TANH_WIDTH, TANH_PIECES)
+    return copysign(k, y, x)
