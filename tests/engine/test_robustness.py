@@ -97,8 +97,10 @@ def test_backward_in_another_thread() -> None:
 
 # ------------------------------------------------------------------ signals and forks
 INTERRUPTED = """
-    import time
+    import signal
     import flambeau
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs start with it ignored
 
     a = flambeau.ones(1200, 1200)
     a @ a
