@@ -102,7 +102,7 @@ def _initialiser(cls: type, names: tuple[str, ...]) -> Any:
     ]
     if hasattr(cls, "__post_init__"):
         lines.append("    self.__post_init__()")
-    exec(compile("\n".join(lines), f"<record {cls.__qualname__}>", "exec"), scope)
+    exec(compile("\n".join(lines), f"<flambeau record {cls.__qualname__}>", "exec"), scope)
     return scope["__init__"]
 
 
