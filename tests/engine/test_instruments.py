@@ -146,7 +146,7 @@ def test_stages_in_a_folder(rows, tmp_path: Path, capsys: Capture) -> None:
     with settings.scope(dump=str(tmp_path), debug=0):
         rows.softmax(1)
     assert fresh(capsys) == ""
-    names = sorted(p.name for p in tmp_path.iterdir())
+    names = sorted((p.name for p in tmp_path.iterdir()), key=lambda name: (int(name.split("-")[0]), name))
     kinds = [n.split("-", 1)[1] for n in names]
     assert kinds[:5] == ["graph-traced.py", "graph-decomposed.py", "fusion.txt", "schedule.txt", "nest-amax.txt"]
     digests = {re.sub(r"\.(ll|opt\.ll|s)$", "", k) for k in kinds[5:]}
