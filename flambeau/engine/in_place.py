@@ -26,7 +26,7 @@ class InPlaceHooks:
     """What the tape registers."""
 
     before: Callable[[Op, Any], None]  # may this tensor be written?
-    keep: Callable[..., Any]  # the target, or a copy of its old value if the op's backward reads that
+    keep: Callable[..., tuple]  # the arguments as the tape sees them: what the op's backward reads and loses is copied
     after: Callable[..., None]  # history of the written tensor
     assign_traced: Callable[..., None]
     clone: Callable[[Any], Any]
@@ -57,7 +57,7 @@ def run(op: Op, args: tuple, told: bool = False) -> Any:
     spec = target.spec
     check(op, spec, info.specs[0])
     hooks.before(op, target)
-    old = hooks.keep(info, args, target)
+    kept = hooks.keep(info, args, target)
     if info.specs[0].numel:
         given = eager.inputs_of(op, args)
         inputs = [separate(x, target, op.kind == POINTWISE) if i else x for i, x in enumerate(given)]
@@ -74,7 +74,7 @@ def run(op: Op, args: tuple, told: bool = False) -> Any:
         eager.run_plan(plan, inputs)
         if watched is not None:
             watched.check((target,), info.graph())
-    hooks.after(info, args if old is target else (old, *args[1:]), target)
+    hooks.after(info, kept, target, kept is not args)
     return target
 
 
@@ -89,16 +89,18 @@ def plan_for(info: eager.Info, spec) -> Plan:
 
 def separate(x: Any, target: Any, aligned: bool) -> Any:
     """An operand that shares memory with the target, copied; not one at the very same places if the op reads it element for element."""
-    if (
-        not hasattr(x, "spec")
-        or x.storage is not target.storage
-        or (aligned and x.ptr == target.ptr and x.spec is target.spec)
-    ):
-        return x
-    low, high = target.ptr, target.ptr + target.spec.nbytes
-    if x.ptr + x.spec.nbytes <= low or x.ptr >= high:
+    if not hasattr(x, "spec") or (aligned and x.ptr == target.ptr and x.spec is target.spec) or not overlap(x, target):
         return x
     return hooks.clone(x)
+
+
+def overlap(x: Any, target: Any) -> bool:
+    """Whether a tensor lies in memory that the target occupies."""
+    if x is target:
+        return True
+    if x.storage is not target.storage:
+        return False
+    return x.ptr + x.spec.nbytes > target.ptr and x.ptr < target.ptr + target.spec.nbytes
 
 
 def check(op: Op, target, result) -> None:

@@ -78,29 +78,39 @@ def is_view_of_leaf(t: Any) -> bool:
         t = t._view[0]
 
 
-def keep_old(info: eager.Info, args: tuple, target: Any) -> Any:
-    """The target, or a copy of its value (with its history) where the op's backward reads what is about to be overwritten."""
+def keep_old(info: eager.Info, args: tuple, target: Any) -> tuple:
+    """The arguments as the tape sees them: operands whose memory is about to be overwritten and whose value the op's backward reads are
+    copies, with the history of what they are copies of."""
     if not mode.enabled:
-        return target
+        return args
     inputs = eager.inputs_of(info.op, args)
-    if not any(hasattr(x, "spec") and x.needs_grad for x in inputs) or not tape.reads_input(info, inputs, 0):
-        return target
-    old = in_place.hooks.clone(target)
-    if target.needs_grad:
-        old.node, old.needs_grad = tape.edge_of(target), True
-    return old
+    if not any(hasattr(x, "spec") and x.needs_grad for x in inputs):
+        return args
+    copies: dict[int, Any] = {}
+    for i, x in enumerate(inputs):
+        if (
+            hasattr(x, "spec")
+            and id(x) not in copies
+            and in_place.overlap(x, target)
+            and tape.reads_input(info, inputs, i)
+        ):
+            if x.needs_grad and tape.edge_of(x)[0] is None:
+                copies[id(x)] = REGISTRY["clone"](x)
+                continue
+            old = copies[id(x)] = in_place.hooks.clone(x)
+            if x.needs_grad:
+                old.node, old.needs_grad = tape.edge_of(x), True
+    return info.op.map_tensors(lambda x: copies.get(id(x), x), args) if copies else args
 
 
-def after_write(info: eager.Info, args: tuple, target: Any) -> None:
+def after_write(info: eager.Info, args: tuple, target: Any, kept: bool) -> None:
     """Count the version; give the target (and its base) the history of the op."""
     target.storage.version += 1
     if not mode.enabled:
         return
     inputs = eager.inputs_of(info.op, args)
     if any(hasattr(x, "spec") and x.needs_grad for x in inputs):
-        if (
-            args[0] is not target and args[0].spec is not target.spec
-        ):  # the old value was copied, and lies in memory in another way
+        if kept:  # copies may lie in memory in another way
             info = eager.info_for(info.op, args)
         if target._view is not None:
             history_of_view(target)  # from its base as that is now
