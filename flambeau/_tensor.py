@@ -6,6 +6,7 @@ conversion to Python and NumPy, autograd's surface. Entry: `Tensor`.
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 from flambeau.base.errors import TraceError, message
@@ -416,6 +417,9 @@ class Tensor(TensorBase):
             raise RuntimeError(
                 f"item: a Tensor with {self.spec.numel} elements cannot be converted to Scalar; it must have one. Use .tolist()."
             )
+        cell = _cells.get(self.spec.dtype.name)
+        if cell is not None and self.spec.device is CPU and self.ptr is not None and not bind.MODES:
+            return cell(self.ptr).value
         return host_values(self)[0]
 
     def tolist(self):
@@ -627,6 +631,18 @@ def note_read(t: Tensor) -> None:
         traced_value_error(t)
 
 
+_cells = {
+    "bool": ctypes.c_bool.from_address,
+    "uint8": ctypes.c_uint8.from_address,
+    "int8": ctypes.c_int8.from_address,
+    "int16": ctypes.c_int16.from_address,
+    "int32": ctypes.c_int32.from_address,
+    "int64": ctypes.c_int64.from_address,
+    "float32": ctypes.c_float.from_address,
+    "float64": ctypes.c_double.from_address,
+}
+
+
 def host_values(t: Tensor) -> list:
     """The elements in row-major order as Python numbers."""
     if t.ptr is None:
@@ -663,7 +679,6 @@ def traced_value_error(t: Tensor) -> None:
 
 
 def bytes_at(address: int, count: int) -> bytes:
-    import ctypes
 
     if recording.USED:
         recording.refuse_values("print")
