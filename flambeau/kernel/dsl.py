@@ -667,7 +667,7 @@ class Module:
     `native_bf16` says that the target rounds to bfloat itself (AVX512-BF16, which reads and writes denormals as 0),
     `native_scalef` that it multiplies by 2^n in one instruction (AVX-512 F and VL; same bits, exp is a fifth quicker),
     `native_tables` that it looks up 16 floats in a register (AVX-512 F, whose estimates of 1/x it has too;
-    erf, gelu, tanh and sigmoid take half as long, other bits).
+    erf, gelu, tanh and sigmoid are cheaper, and give other bits).
     """
 
     def __init__(

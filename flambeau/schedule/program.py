@@ -42,6 +42,7 @@ GRAIN_EXPENSIVE = 8192  # the same for transcendental functions
 SPLIT_ELEMENTS = 32768  # a reduction of everything longer than this is done in pieces
 PIECE_ELEMENTS = 16384  # of this size: fixed, so that the order of summation is
 STREAMING_BYTES = 8 << 20  # outputs from here on bypass the cache, inputs are fetched ahead
+FAR_BYTES = 256 << 20  # operands from here on lie in no cache: columns are reduced by wider pieces of rows
 RUN_UNITS = 32  # rows in a run where the next one is fetched ahead: the first of a run is not
 FEW_UNITS = 16  # a reduction with fewer is divided: threads would idle
 MOST_PIECES = 256
@@ -243,7 +244,7 @@ class NestBuilder:
         lanes = max(4, target.vector_bytes // (8 if self.element_bytes and min(self.element_bytes) >= 8 else 4))
         groups = outer + inner
         vector_group = len(outer) - 1 if vector == "outer" else len(groups) - 1
-        unroll = self._unroll(vector, is_map, self._size(groups[vector_group]), lanes)
+        unroll = self._unroll(vector, is_map, self._size(groups[vector_group]), lanes, threads)
         if (
             self.serial
             and (main := self._main_access())
@@ -258,7 +259,7 @@ class NestBuilder:
         work = inner_elements
         if chunked:
             length = sizes[vector_group]
-            chunk = self._chunk(vector, length, lanes or 16, inner_elements, threads, units)
+            chunk = self._chunk(vector, length, lanes or 16, max(4, unroll))
             pieces = -(-length // chunk)
             params[2] = chunk
             if vector == "outer":
@@ -330,16 +331,22 @@ class NestBuilder:
             return "outer"
         return "inner"
 
-    def _unroll(self, vector: str, is_map: bool, length: int, lanes: int) -> int:
+    def _unroll(self, vector: str, is_map: bool, length: int, lanes: int, threads: int) -> int:
         if vector == "outer":
+            few = len(self.instructions) <= 4 and not self.expensive and not self.serial
+            if few and length >= 8 * lanes * 4 * threads and self._reads_far():
+                return 8
             return 4 if length >= 4 * lanes and len(self.instructions) < 24 and not self.expensive else 1
         if is_map:
             return 1 if self.expensive or len(self.instructions) > 16 else 2
         return 4  # stages that do much take fewer
 
-    def _chunk(self, vector: str, length: int, lanes: int, inner_elements: int, threads: int, units: int) -> int:
+    def _reads_far(self) -> bool:
+        return any(kind is Load and self._bytes_of(f[1], f[2]) >= FAR_BYTES for kind, *f in self.instructions)
+
+    def _chunk(self, vector: str, length: int, lanes: int, wide: int) -> int:
         if vector == "outer":
-            return lanes * 4 if length > lanes * 4 else max(1, -(-length // lanes) * lanes)
+            return lanes * wide if length > lanes * wide else max(1, -(-length // lanes) * lanes)
         return PIECE_ELEMENTS if self.split else CHUNK_ELEMENTS
 
     def _with_positions(self, groups: list[list[int]], vector_group: int, params: list[int]) -> list[Any]:

@@ -21,7 +21,7 @@ STREAMING_ALIGN = 64  # bytes: stores past the cache fault elsewhere, and memory
 AHEAD_BYTES = (
     4096  # read as far before it is wanted as memory takes to come; processors do not cross pages by themselves
 )
-COLUMN_ROWS_AHEAD = 8
+COLUMN_VECTORS_AHEAD = 32  # where columns are reduced: 8 rows below of 4 vectors each, or 4 of 8
 
 
 class LoopMemory:
@@ -104,7 +104,8 @@ class LoopMemory:
         if nest.vector == "outer":
             step = n.access[-2]
             if step:
-                further = self.param(step) * COLUMN_ROWS_AHEAD if step > 1 else k.const(i64, COLUMN_ROWS_AHEAD)
+                rows = COLUMN_VECTORS_AHEAD // max(4, nest.unroll)
+                further = self.param(step) * rows if step > 1 else k.const(i64, rows)
                 k.prefetch(self.pointers[n.slot], (where + further) * element)
             return
         first, last = self.reading_stages[i]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import flambeau
+from flambeau.engine.eager import forget_plans
 from flambeau.nn import functional as F
 
 # over 8 MiB, from where on rows overlap; lengths beside multiples of lanes, of one vector, of one row to a thread
@@ -95,3 +96,22 @@ def test_results_by_row_and_by_element() -> None:
     np.testing.assert_allclose(out.numpy(), standard(exact), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(mean.numpy()[:, 0], exact.mean(1), atol=1e-6)
     np.testing.assert_allclose(scale.numpy()[:, 0], 1 / np.sqrt(exact.var(1) + 1e-5), rtol=1e-5)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("shape", [(1, 4096), (7, 1024), (33, 1000), (64, 4099), (5, 3, 2048)])
+def test_columns_of_what_lies_in_no_cache(threads: int, shape: tuple, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wider pieces of rows are reduced at a time; each column is summed in the same order, so bits are the same."""
+    x = flambeau.from_numpy(np.random.default_rng(0).standard_normal(shape).astype(np.float32))
+    before = flambeau.get_num_threads()
+    flambeau.set_num_threads(threads)
+    try:
+        narrow = [f(x) for f in (lambda x: x.sum(0), lambda x: x.amax(0), lambda x: (x * 2).sum(0))]
+        monkeypatch.setattr("flambeau.schedule.program.FAR_BYTES", 1)
+        forget_plans()
+        wide = [f(x) for f in (lambda x: x.sum(0), lambda x: x.amax(0), lambda x: (x * 2).sum(0))]
+        assert all(flambeau.equal(a, b) for a, b in zip(narrow, wide))
+        np.testing.assert_allclose(wide[0].numpy(), x.numpy().astype(np.float64).sum(0), rtol=1e-5, atol=1e-5)
+    finally:
+        monkeypatch.undo()
+        flambeau.set_num_threads(before)
