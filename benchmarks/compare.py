@@ -7,8 +7,10 @@
 Each framework runs in a process of its own. All are pinned to the same cores, and sleep while another works. Before anything is timed, results
 are compared. Then blocks alternate: every way of the first framework, every way of the second, and so on, --rounds times. A block repeats the
 work for --block seconds, reads one element of each result, so that nothing is put off, and counts with the lower fifth of its times: other
-programs only ever add time. A column shows the median over rounds. The ratio is the peers' fastest way over our fastest way, in each round,
-and again the median: above 1 Flambeau is faster. The C allocator is told to keep large blocks, on all sides, so that no peer pays page faults.
+programs only ever add time. A block in which they took more than a tenth of the cores is repeated (where Linux counts that), for at most ten
+seconds a case; a row that still has such blocks ends with `*`. A column shows the median over rounds. The ratio is the peers' fastest way over
+our fastest way, in each round, and again the median: above 1 Flambeau is faster. The C allocator is told to keep large blocks, on all sides, so
+that no peer pays page faults.
 
 May not know what the workloads do. Enter at `main`; `serve` is what the processes run.
 """
@@ -50,6 +52,8 @@ KEEP_BLOCKS = {
     "MALLOC_TRIM_THRESHOLD_": str(1 << 34),
     "MALLOC_TOP_PAD_": str(1 << 28),
 }
+FOREIGN = 0.1  # of the cores' time, beyond which a block does not count
+PATIENCE_S = 10.0
 TOLERANCE = 0.02  # of a sum of absolute values: bfloat16 has three digits
 
 
@@ -73,7 +77,7 @@ def reason_of(framework: str, error: Exception) -> str:
 
 
 def serve(framework: str, threads: int) -> None:
-    """Answer lines on standard input: `["make", case]` with sums or reasons, `["time", way, seconds]` with seconds."""
+    """Answer lines on standard input: `["make", case]` with sums or reasons, `["time", way, seconds]` with seconds of work and of CPU."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what frameworks print is not an answer
     fw = importlib.import_module(framework)
@@ -105,15 +109,30 @@ def serve(framework: str, threads: int) -> None:
             print(json.dumps([sums, reasons]), file=answers)
         else:
             times: list[float] = []
+            used = time.process_time()
             end = time.perf_counter() + rest[0]
             while not times or time.perf_counter() < end:
                 start = time.perf_counter()
                 read(works[name]())
                 times.append(time.perf_counter() - start)
-            print(json.dumps(sorted(times)[len(times) // 5]), file=answers)
+            print(json.dumps([sorted(times)[len(times) // 5], time.process_time() - used]), file=answers)
 
 
 # ---------------------------------------------------------------- in the process that compares
+
+
+def busy_seconds(cores: list[int]) -> float:
+    """How long these cores have worked, for anybody; 0 where the system does not say."""
+    stat = Path("/proc/stat")
+    if not stat.exists():
+        return 0.0
+    ticks = 0
+    for line in stat.read_text().splitlines():
+        name, *counts = line.split()
+        if name in {f"cpu{core}" for core in cores}:
+            user, nice, system, _, _, irq, soft, steal = (int(count) for count in counts[:8])
+            ticks += user + nice + system + irq + soft + steal
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 class Side:
@@ -122,6 +141,7 @@ class Side:
     def __init__(self, framework: str, threads: int, cores: list[int], verbose: bool) -> None:
         environment = {**os.environ, **KEEP_BLOCKS, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": self.path()}
         self.framework = framework
+        self.cores = cores
         self.process = subprocess.Popen(
             [sys.executable, str(HERE), "--serve", framework, "--threads", str(threads)],
             stdin=subprocess.PIPE,
@@ -146,6 +166,17 @@ class Side:
             sys.exit(f"compare: {self.framework} must answer {request}, got nothing. Run with --verbose to see why.")
         return json.loads(line)
 
+    def block(self, way: str, seconds: float, deadline: float) -> tuple[float, bool]:
+        """The time of one call, and whether other programs let it be."""
+        while True:
+            start, before = time.perf_counter(), busy_seconds(self.cores)
+            found, used = self.ask("time", way, seconds)
+            foreign = busy_seconds(self.cores) - before - used
+            quiet = foreign <= FOREIGN * len(self.cores) * (time.perf_counter() - start)
+            if quiet or time.perf_counter() > deadline:
+                return found, quiet
+            time.sleep(0.1)
+
     def close(self) -> None:
         assert self.process.stdin is not None
         self.process.stdin.close()
@@ -158,8 +189,8 @@ class Side:
 Times = dict[tuple[str, str], list[float]]
 
 
-def compare(name: str, case: Case, sides: list[Side], rounds: int, block: float) -> tuple[Times, dict[str, str]]:
-    """Seconds of each column, one for each round; and why columns are missing."""
+def compare(name: str, case: Case, sides: list[Side], rounds: int, block: float) -> tuple[Times, dict[str, str], bool]:
+    """Seconds of each column, one for each round; why columns are missing; whether other programs let all blocks be."""
     sums: dict[tuple[str, str], float] = {}
     reasons: dict[str, str] = {}
     for side in sides:
@@ -170,13 +201,17 @@ def compare(name: str, case: Case, sides: list[Side], rounds: int, block: float)
     if not high - low <= TOLERANCE * high:
         sys.exit(f"compare: results of {name} must agree, got sums {sums}.")
     times: Times = {key: [] for key in sums}
+    calm = True
+    deadline = time.perf_counter() + PATIENCE_S + rounds * len(times) * block
     for _ in range(rounds):
         for side in sides:
             time.sleep(0.02)  # threads of the last one that spin go to sleep
             for framework, way in times:
                 if framework == side.framework:
-                    times[framework, way].append(side.ask("time", way, block) / case.per)
-    return times, reasons
+                    found, quiet = side.block(way, block, deadline)
+                    times[framework, way].append(found / case.per)
+                    calm = calm and quiet
+    return times, reasons, calm
 
 
 def ratio(times: Times) -> float:
@@ -245,17 +280,21 @@ def main() -> None:
     if options.markdown:
         row("---", *("---:" for _ in columns), "---:")
     sides = [Side(framework, options.threads, cores[: options.threads], options.verbose) for framework in frameworks]
+    disturbed = False
     notes: dict[str, list[str]] = {}
     try:
         for name in names:
-            times, reasons = compare(name, CASES[name], sides, options.rounds, options.block)
+            times, reasons, calm = compare(name, CASES[name], sides, options.rounds, options.block)
             cells = [shown(statistics.median(times[key])) if key in times else "–" for key in columns]
-            row(CASES[name].title, *cells, f"{ratio(times):.2f}")
+            row(CASES[name].title, *cells, f"{ratio(times):.2f}{'' if calm else ' *'}")
+            disturbed = disturbed or not calm
             for heading, why in reasons.items():
                 notes.setdefault(f"{heading}: {why}", []).append(name)
     finally:
         for side in sides:
             side.close()
+    if disturbed:
+        print("\n\\* other programs took part of the cores")
     for note, where in notes.items():
         print(f"\n{note} ({', '.join(where)})")
 
