@@ -229,6 +229,16 @@ class Settings:
         0, "Threads that share a kernel, the caller included; 0: as many as there are cores to use.", minimum=0
     )
 
+    tune_seconds: int = variable(
+        5,
+        'Seconds that `compile(mode="max-autotune")` may spend on measuring one product or convolution; 0: only what was measured before is used.',
+        minimum=0,
+    )
+    tune_reorders: bool = variable(
+        False,
+        "Let `max-autotune` choose ways that add in another order too: results may then differ from the default mode's by rounding.",
+    )
+
     accelerator: str = variable(
         "",
         "Device type that `flambeau.accelerator` presents: `sim`, the simulated one. Empty: none, since a CPU is no accelerator.",

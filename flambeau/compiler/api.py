@@ -57,7 +57,9 @@ def compile(
 
     fullgraph: raise instead of running eagerly where the function cannot be one graph.
     dynamic: None makes a size symbolic once it has changed, True at once, False never.
-    mode: "default" or "reduce-overhead" (the same here), "max-autotune".
+    mode: "default" or "reduce-overhead" (the same here), or "max-autotune": products and convolutions are measured in several ways when their
+        plan is made, `settings.tune_seconds` each, and the fastest is kept for other processes too. Results stay the same bit for bit, unless
+        `settings.tune_reorders` allows other orders of summation.
     backend: "inductor" (ours; the name is kept so that programs run), "eager" or "aot_eager" (the function as it is).
 
     Raises: ValueError for another backend or mode, CompileError at a call with `fullgraph`.

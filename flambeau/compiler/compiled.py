@@ -268,7 +268,10 @@ class CompiledFunction:
             if pinned:
                 log.info("%s: sizes that the trace fixes: %s", getattr(self, "__qualname__", ""), ", ".join(pinned))
         return Entry(
-            recording, Guards(observer.guards() + conditions, list(observer.modules.values())), observer.effects
+            recording,
+            Guards(observer.guards() + conditions, list(observer.modules.values())),
+            observer.effects,
+            tuned=self.mode.startswith("max-autotune"),
         )
 
     def __repr__(self) -> str:

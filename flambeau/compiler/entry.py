@@ -38,8 +38,8 @@ NO_SIZES: dict[str, int] = {}
 class Entry:
     """See the module."""
 
-    def __init__(self, recording: Recording, guards: Guards, effects: list[Effect]):
-        self.recording, self.guards, self.effects = recording, guards, effects
+    def __init__(self, recording: Recording, guards: Guards, effects: list[Effect], tuned: bool = False):
+        self.recording, self.guards, self.effects, self.tuned = recording, guards, effects, tuned
         self.constants = recording.constants
         self.specs = [t.spec for t in self.constants]
         self.needs = [t.needs_grad for t in self.constants]
@@ -114,7 +114,7 @@ class Entry:
         if found is None:
             if len(table) >= MOST_SIZES:
                 table.pop(next(iter(table)))
-            found = table[key] = make_plan(graph.concrete(sizes) if sizes else graph, CPU)
+            found = table[key] = make_plan(graph.concrete(sizes) if sizes else graph, CPU, self.tuned)
         return found
 
     def run(self, inputs: list[Tensor], sizes: dict[str, int]) -> Any:

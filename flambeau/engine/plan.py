@@ -10,6 +10,7 @@ fast path needs nothing else. May not know: tensors, autograd.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from flambeau.base.lazy import np
@@ -26,6 +27,8 @@ from flambeau.runtime.allocator import size_class as cpu_size_class
 from flambeau.schedule.fusion import schedule
 from flambeau.schedule.memory import pack
 from flambeau.schedule.steps import ERROR, Schedule, Shifted
+from flambeau.schedule.tuning import Tuner
+from flambeau.templates.choice import advised
 from flambeau.templates.launch import Recipe
 
 
@@ -369,12 +372,13 @@ def run_external(step: Call, memory: list[int]) -> None:
     step.op.rules.run(ins, outs, step.args)
 
 
-def make_plan(graph: Graph, where: device = CPU) -> Plan:
-    """Decompose, schedule and bind a graph."""
+def make_plan(graph: Graph, where: device = CPU, tuned: bool = False) -> Plan:
+    """Decompose, schedule and bind a graph; if `tuned`, with the ways of its templates that measure best."""
     instruments.show_graph(graph, "traced")
     graph = decompose(graph)
     instruments.show_graph(graph, "decomposed")
-    result = schedule(graph, target.current(), launch.get_num_threads())
+    with advised(Tuner(settings.tune_seconds).answer) if tuned else nullcontext():
+        result = schedule(graph, target.current(), launch.get_num_threads())
     instruments.show_schedule(result)
     if settings.check:
         verify_schedule(result)

@@ -348,6 +348,12 @@ def _llvm_version() -> str:
     return "none"
 
 
+def disk() -> store.Store | None:
+    """The files kept for the present target and sources, beside which others may keep what is true for these kernels only."""
+    environment = _environment(targets.current(), ())
+    return store.opened(settings.cache_dir, environment) if environment else None
+
+
 # ---------------------------------------------------------------------- instruments
 def _override_file(request: _Request) -> str | None:
     """The edited module of a kernel; the newest number counts."""

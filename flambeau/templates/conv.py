@@ -14,11 +14,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from flambeau.base.record import record
+from flambeau.base.record import record, replace
 from flambeau.kernel import target as targets
 from flambeau.kernel.dsl import Function, Module, Value
 from flambeau.kernel.target import Target
 from flambeau.kernel.types import Type, f64, i64, ptr
+from flambeau.templates.choice import Question, asked, size_class
 from flambeau.templates.conv_planes import Planes, fused, multiply_add, planes_of, weight_offsets
 from flambeau.templates.gemm_pack import pack_function, padded_depth
 from flambeau.templates.launch import Launch, Lowered, Recipe
@@ -289,14 +290,73 @@ class Sums:
     dtype: str
 
 
-def sums_over_planes(s: Sums, out: int, packed: int, threads: int) -> Lowered:
+@record
+class Blocking:
+    """How the work is cut, which changes no bit of the result."""
+
+    height: int  # rows of a register tile
+    tiles: int  # of places in a unit at most
+    panels: int  # of rows in a unit at most; 0: all
+    tiles_outside: bool  # panels pass by one tile of places, or the other way round
+    per_thread: int  # units wanted
+
+
+def blocking_of(s: Sums, target: Target, threads: int, height: int = 0) -> Blocking:
+    """The blocking by sizes, with register tiles of the best height or of the one that is given."""
+    height = height or best_height(s.rows, 14 if target.vector_bytes == 64 or target.arch == "aarch64" else 6)
+    _, panels, panel_size = _unit_of(s, target, threads, Blocking(height, TILES, 0, False, 4))
+    # More channels out than sums are deep: writing counts, which wants few lines at a time.
+    depth = s.channels * len(s.taps)
+    tiles_outside = depth > s.rows and panels * panel_size * REGISTER[s.dtype].size <= PANEL_BYTES
+    return Blocking(height, TILES, 0, tiles_outside, 4)
+
+
+def blockings(s: Sums, target: Target, threads: int) -> tuple[Blocking, ...]:
+    """The blocking by sizes first, then others."""
+    first = blocking_of(s, target, threads)
+    most = min(s.rows, 14 if target.vector_bytes == 64 or target.arch == "aarch64" else 6)
+    heights = dict.fromkeys((first.height, most, *(h for h in (13, 12, 11, 10, 8, 6, 4) if h <= most)))
+    starts = [blocking_of(s, target, threads, h) for h in heights]
+    found = dict.fromkeys((first, *starts, *(replace(b, tiles_outside=not b.tiles_outside) for b in starts)))
+    for b in (first, replace(first, tiles_outside=not first.tiles_outside)):
+        found |= dict.fromkeys(replace(b, tiles=n) for n in (4, 8, 16, 32))
+        found |= dict.fromkeys(replace(b, per_thread=n) for n in (1, 2, 8))
+        found |= dict.fromkeys(replace(b, panels=n) for n in (1, 2, 4))
+    return tuple(found)
+
+
+def _unit_of(s: Sums, target: Target, threads: int, b: Blocking) -> tuple[int, int, int]:
+    """(tiles of places, panels) of a unit, and the elements of a panel."""
+    width = target.vector_bytes // REGISTER[s.dtype].size * VECTORS
+    panels = -(-s.rows // b.height)
+    column_tiles = -(-places_of(s) // width)
+    block_tiles, block_panels = min(b.tiles, column_tiles), min(b.panels, panels) if b.panels else panels
+    wanted = b.per_thread * threads if threads > 1 else 1
+
+    def blocks() -> int:
+        return s.images * s.groups * -(-column_tiles // block_tiles) * -(-panels // block_panels)
+
+    while blocks() < wanted and block_tiles > 4:
+        block_tiles = -(-block_tiles // 2)
+    while blocks() < wanted and block_panels > 1:
+        block_panels = -(-block_panels // 2)
+    return block_tiles, block_panels, padded_depth(s.channels * len(s.taps)) * b.height + 64
+
+
+def places_of(s: Sums) -> int:
+    """Places of a plane that are counted through, those between rows too."""
+    return (s.counts[0] - 1) * s.planes.plane_pitch + (s.counts[1] - 1) * s.planes.pitch + s.counts[2]
+
+
+def sums_over_planes(s: Sums, out: int, packed: int, threads: int, blocking: Blocking | None = None) -> Lowered:
     """Launches from the planes and operands 1 w and, if there is one, 2 bias; scratch buffers `packed` and the next one."""
     target, compute = targets.current(), REGISTER[s.dtype]
     lanes = target.vector_bytes // compute.size
     rows, channels, taps = s.rows, s.channels, len(s.taps)
-    height = best_height(rows, 14 if target.vector_bytes == 64 or target.arch == "aarch64" else 6)
+    b = blocking or blocking_of(s, target, threads)
+    height, tiles_outside = b.height, b.tiles_outside
     panels, depth = -(-rows // height), channels * taps
-    panel_size = padded_depth(depth) * height + 64
+    block_tiles, block_panels, panel_size = _unit_of(s, target, threads, b)
     launches = []
     if depth:
         order = "width" if s.w_taps == (0,) and s.w_steps[1] == 1 else "any"
@@ -308,26 +368,15 @@ def sums_over_planes(s: Sums, out: int, packed: int, threads: int) -> Lowered:
 
     width = lanes * VECTORS
     pitch, plane_pitch = s.planes.pitch, s.planes.plane_pitch
-    places = (s.counts[0] - 1) * plane_pitch + (s.counts[1] - 1) * pitch + s.counts[2]
+    places = places_of(s)
     column_tiles = -(-places // width)
-    block_tiles, block_panels = min(TILES, column_tiles), panels
-    wanted = 4 * threads if threads > 1 else 1
-
-    def blocks() -> int:
-        return s.images * s.groups * -(-column_tiles // block_tiles) * -(-panels // block_panels)
-
-    while blocks() < wanted and block_tiles > 4:
-        block_tiles = -(-block_tiles // 2)
-    while blocks() < wanted and block_panels > 1:
-        block_panels = -(-block_panels // 2)
+    blocks = s.images * s.groups * -(-column_tiles // block_tiles) * -(-panels // block_panels)
     work = block_tiles * width * block_panels * height * max(depth, 16)  # where nothing is summed, zeros are written
-    fields = (blocks(), max(1, (1 << 17) // work), rows, panels, channels, taps, s.images, s.groups, -(-panels // block_panels),
+    fields = (blocks, max(1, (1 << 17) // work), rows, panels, channels, taps, s.images, s.groups, -(-panels // block_panels),
               block_panels, -(-column_tiles // block_tiles), block_tiles, places, pitch, plane_pitch, *s.counts, s.planes.channel_step,
               s.planes.image_step, panel_size, s.out_row, s.out_at, *s.out_steps, int(s.bias_stride is not None), s.bias_stride or 0, places,
               *s.taps)  # fmt: skip
     written_out = taps if taps <= MOST_UNROLLED else 0
-    # More channels out than sums are deep: writing counts, which wants few lines at a time.
-    tiles_outside = depth > rows and block_panels * panel_size * compute.size <= PANEL_BYTES
     direct = s.planes.launch is None
     recipe = Recipe("conv_tiles", (s.dtype, height, written_out, direct, tiles_outside), build_tiles)
     flops = 2 * s.images * s.groups * rows * math.prod(s.counts) * depth
@@ -369,5 +418,33 @@ def convolution(
         images, groups, outs // groups, channels, planes, planes.counts, planes.taps, w_steps, tuple(weight_offsets(kernel, w_strides[2:])),
         size, 0, steps, bias_stride, dtype,
     )  # fmt: skip
-    summed = sums_over_planes(sums, out, out + 1 + len(filled.scratch_bytes), threads)
-    return Lowered((*filled.launches, *summed.launches), (*filled.scratch_bytes, *summed.scratch_bytes))
+
+    def lowered(blocking: Blocking | None) -> Lowered:
+        summed = sums_over_planes(sums, out, out + 1 + len(filled.scratch_bytes), threads, blocking)
+        return Lowered((*filled.launches, *summed.launches), (*filled.scratch_bytes, *summed.scratch_bytes))
+
+    def question() -> Question | None:
+        """Which blocking is best; None where memory is read backwards or there is nothing to sum."""
+        if min((*x_strides, *w_strides, bias_stride or 0)) < 0 or math.prod((*x_shape, *w_shape)) == 0:
+            return None
+        words = (*x_shape[1:], *x_strides, *w_shape, *w_strides, *counts, *stride, *low, *dilation, groups, bias_stride)
+        operands = [(dtype, extent(x_shape, x_strides)), (dtype, extent(w_shape, w_strides))]
+        if bias_stride is not None:
+            operands.append((dtype, extent((outs,), (bias_stride,))))
+        operands.append((dtype, images * outs * size))
+        return Question(
+            "convolution",
+            (dtype, size_class(images), *words),
+            blockings(sums, targets.current(), threads),
+            tuple(operands),
+            True,
+            threads,
+            lowered,
+        )
+
+    return lowered(asked(question))
+
+
+def extent(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """Elements from the first to the last one of a tensor."""
+    return 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))

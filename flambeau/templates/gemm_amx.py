@@ -27,9 +27,7 @@ from flambeau.templates.gemm_problem import (
     launch,
     packed_batch,
     round_up,
-    swapped,
     unit_blocks,
-    with_swapped_operands,
 )
 from flambeau.templates.gemm_tiles import ABI, ELEMENTS, finish_function, unit_offsets
 from flambeau.templates.launch import Lowered
@@ -465,17 +463,16 @@ def build_amx_pack(target: Target, dtype: str, order: str) -> Module:
     return module
 
 
-def lower_amx(p: Problem, threads: int) -> Lowered:
-    """bfloat16 or int8 on tiles. Of the two ways round, the one that packs the smaller operand for all and walks the larger once.
+def swaps(p: Problem) -> bool:
+    """Of the two ways round, the one that packs the smaller operand for all and walks the larger once.
 
     The other way round results are stored across, which takes some depth to be worth it.
     """
-    if p.n >= 2 * p.m and (p.k >= 512 or (p.m <= PANEL and p.b[0] == 1)):
-        return with_swapped_operands(_lower(swapped(p), threads))
-    return _lower(p, threads)
+    return p.n >= 2 * p.m and (p.k >= 512 or (p.m <= PANEL and p.b[0] == 1))
 
 
-def _lower(p: Problem, threads: int) -> Lowered:
+def lower_amx(p: Problem, threads: int, *, panels: int = 0, columns: int = 0) -> Lowered:
+    """bfloat16 or int8 on tiles. A unit has at most so many panels of rows, and columns, where a number is given."""
     element = TILES[p.dtype]
     size, step = element.bits.size, element.step
     in_place = p.a[1] == 1 and p.k % step == 0
@@ -485,7 +482,8 @@ def _lower(p: Problem, threads: int) -> Lowered:
     most_rows = (
         2 * PANEL if streaming else max(PANEL, min(256, L2_BYTES // (2 * size * block_k)))
     )  # half of L2 for the left
-    most_columns = 1024 if block_k < p.k else 4096  # sums that wait for more depth stay near
+    most_rows = panels * PANEL or most_rows
+    most_columns = columns or (1024 if block_k < p.k else 4096)  # sums that wait for more depth stay near
     grid = Grid(PANEL, PANEL, most_rows, most_columns, 0 if streaming else 48, 32)
     block_m, block_n = unit_blocks(p, grid, threads)
     tiles_m, tiles_n = -(-p.m // block_m), -(-p.n // block_n)

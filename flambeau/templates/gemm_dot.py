@@ -52,6 +52,30 @@ def register_tile(target: Target, p: Problem) -> tuple[int, int, int]:
     return rows, *tiles[rows]
 
 
+def register_tiles(target: Target, p: Problem) -> list[tuple[int, int, int]]:
+    """Other register tiles that might serve: as many rows in each as there are, or halves of them."""
+    wide = target.vector_bytes == 64 or target.arch == "aarch64"
+    registers, most = (28, 8) if wide else (12, 4)
+    taken = register_tile(target, p)
+    parts = -(-p.m // most)
+    found = [
+        (rows, columns, unroll)
+        for rows in sorted({-(-p.m // parts), -(-p.m // (2 * parts))}, reverse=True)
+        for unroll in dict.fromkeys((taken[2], 1, 2, 4, 8))
+        for columns in (1, 2, 3, 4, 6)
+        if registers // 4 <= rows * columns * unroll <= registers - rows
+    ]
+    return [tile for tile in found if tile != taken]
+
+
+def depth_block(p: Problem) -> int:
+    """Steps of depth that are gone through at a time."""
+    size = ELEMENTS[p.dtype][0].size
+    if p.m * p.k * size <= X_BYTES:
+        return p.k
+    return min(p.k, max(LEAST_DEPTH, round_up(BLOCK_BYTES // (p.m * size), 64)))
+
+
 def build_dot(target: Target, dtype: str, out: str, rows: int, columns: int, unroll: int) -> Module:
     """Slots: x, w, bias (anything if there is none), out, scratch, block; a unit is `block_n` lines of w for one matrix."""
     memory, compute = ELEMENTS[dtype]
@@ -214,16 +238,17 @@ def build_lines(target: Target, dtype: str, unit_step: bool) -> Module:
     return module
 
 
-def lower_dot(p: Problem, target: Target, threads: int) -> Lowered:
-    """b has unit stride along k; a is copied if it has not, or if it does not stay in L1."""
+def lower_dot(p: Problem, target: Target, threads: int, *, tile: tuple[int, ...] = (), unit_kib: int = 0) -> Lowered:
+    """b has unit stride along k; a is copied if it has not, or if it does not stay in L1.
+
+    `tile` is a register tile other than the usual one, `unit_kib` how much of b a unit has, if given.
+    """
     memory, compute = ELEMENTS[p.dtype]
-    rows, columns, unroll = register_tile(target, p)
+    rows, columns, unroll = tile or register_tile(target, p)
     launches = []
     scratch: tuple[int, ...] = ()
     x, x_step = 0, 1
-    block_k = p.k
-    if p.m * p.k * memory.size > X_BYTES:
-        block_k = min(p.k, max(LEAST_DEPTH, round_up(BLOCK_BYTES // (p.m * memory.size), 64)))
+    block_k = depth_block(p)
     if p.a[1] != 1 or block_k < p.k:
         blocks = -(-p.k // block_k)
         line = block_k = round_up(block_k, 64)
@@ -239,7 +264,7 @@ def lower_dot(p: Problem, target: Target, threads: int) -> Lowered:
         batch = tuple((size, next_a, b, out) for size, b, next_a, out in zip(own, own, own, own, strict=True))
         p = replace(p, a=(line, 1), batch=batch, base=(0, *p.base[1:]))
         x, x_step = p.inputs + 1, p.m
-    block_n = _unit_columns(p, columns, threads)
+    block_n = _unit_columns(p, columns, threads, unit_kib << 10)
     tiles_n = -(-p.n // block_n)
     ahead = 2048 if p.m == 2 or columns == 1 else 1024
     waiting = 0
@@ -257,10 +282,10 @@ def lower_dot(p: Problem, target: Target, threads: int) -> Lowered:
     return Lowered(tuple(launches), (*scratch, scratch_stride * threads))
 
 
-def _unit_columns(p: Problem, columns: int, threads: int) -> int:
+def _unit_columns(p: Problem, columns: int, threads: int, unit_bytes: int = 0) -> int:
     """Lines of weights of a unit: 256 or 512 KiB of them, and units enough for the threads."""
     bytes_each = max(1, p.k * ELEMENTS[p.dtype][0].size)
-    block = max(columns, min(p.n, (1 << (18 if p.m <= 2 else 19)) // bytes_each))
+    block = max(columns, min(p.n, (unit_bytes or 1 << (18 if p.m <= 2 else 19)) // bytes_each))
     if p.matrices * -(-p.n // block) < 4 * threads:
         block = max(columns, -(-p.n * p.matrices // (4 * threads)))
     return round_up(block, columns)

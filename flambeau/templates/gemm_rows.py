@@ -101,15 +101,15 @@ def build_rows(target: Target, dtype: str, out: str, rows: int, depth: int) -> M
     return module
 
 
-def lower_rows(p: Problem, target: Target, threads: int) -> Lowered:
-    """m is at most MOST_ROWS, b has unit stride along n."""
+def lower_rows(p: Problem, target: Target, threads: int, *, columns: int = 0, depth: int = 0) -> Lowered:
+    """m is at most MOST_ROWS, b has unit stride along n. `columns` of a unit, `depth` rows of b at a time, if given."""
     memory, compute = ELEMENTS[p.dtype]
     lanes = target.lanes(compute)
-    block_n = min(BLOCK_BYTES // memory.size, round_up(p.n, lanes))
+    block_n = min(columns or BLOCK_BYTES // memory.size, round_up(p.n, lanes))
     while block_n > 256 and -(-p.n // block_n) * p.matrices < 2 * threads:
         block_n //= 2
     tiles_n = -(-p.n // block_n)
-    depth = 8 if p.m == 1 else 4
+    depth = depth or (8 if p.m == 1 else 4)
     scratch_stride = round_up(block_n * p.m * compute.size, 4096) + 128
     fields = (p.n, p.k, *p.a, p.b[0], *p.out, *(p.bias or (0, 0)), block_n, tiles_n, scratch_stride, p.flags)
     units = p.matrices * tiles_n

@@ -543,20 +543,44 @@ def far(p: Problem) -> int:
     return FAR if p.matrices * p.m * p.n * ELEMENTS[p.out_dtype][0].size > L2_BYTES // 2 else 0
 
 
-def lower_tiles(p: Problem, target: Target, threads: int, *, plain_a: bool = False, shared_b: bool = False) -> Lowered:
+def depth_block(p: Problem, most: int = 0) -> int:
+    """Steps of depth that are packed and multiplied at a time."""
+    return max(1, blocks_of(p.k, most or BLOCK_DEPTH[ELEMENTS[p.dtype][1].size], DEPTH_ALIGN))
+
+
+def is_staged(p: Problem) -> bool:
+    """Whether sums wait in scratch until the depth is done."""
+    return (
+        ELEMENTS[p.out_dtype][0] is not ELEMENTS[p.dtype][1] or p.out[1] != 1 or (p.bias is not None and p.bias[0] != 0)
+    )
+
+
+def lower_tiles(
+    p: Problem,
+    target: Target,
+    threads: int,
+    *,
+    plain_a: bool = False,
+    shared_b: bool = False,
+    panels: int = 0,
+    columns: int = 0,
+    depth: int = 0,
+) -> Lowered:
     """The general product: operands packed block by block, register tiles over them.
 
     With `plain_a`, A is read where it lies, which wants a unit stride either way and no power of two for the other. With
-    `shared_b`, B is packed once for all units, else by each unit again.
+    `shared_b`, B is packed once for all units, else by each unit again. `panels` of A and `columns` of B in a unit and
+    `depth` of a block are at most what is given.
     """
     memory, compute = ELEMENTS[p.dtype]
     heights, vectors = register_tile(target, plain_a)
     height, lanes = heights[0], target.lanes(compute)
     width = vectors * lanes
-    staged = ELEMENTS[p.out_dtype][0] is not compute or p.out[1] != 1 or (p.bias is not None and p.bias[0] != 0)
+    staged = is_staged(p)
     shared_b = shared_b and p.k > 0
-    block_k = max(1, blocks_of(p.k, BLOCK_DEPTH[compute.size], DEPTH_ALIGN))
-    grid = Grid(height, width, MOST_PANELS * height, 4096, 0 if plain_a else 24, 12 if shared_b else 60)
+    block_k = depth_block(p, depth)
+    most_m, most_n = (panels or MOST_PANELS) * height, columns or 4096
+    grid = Grid(height, width, most_m, most_n, 0 if plain_a else 24, 12 if shared_b else 60)
     block_m, block_n = unit_blocks(p, grid, threads)
     tiles_m, tiles_n = -(-p.m // block_m), -(-p.n // block_n)
     a_mode, b_order = order_of(*p.a), order_of(p.b[1], p.b[0])
@@ -620,11 +644,12 @@ def plain_kernel(p: Problem, target: Target) -> TileKernel:
     )
 
 
-def lower_plain(p: Problem, target: Target, threads: int) -> Lowered:
+def lower_plain(p: Problem, target: Target, threads: int, *, panels: int = 0, columns: int = 0) -> Lowered:
     """Nothing is packed: small matrices, and few rows past a long matrix along n."""
     kind = plain_kernel(p, target)
     height, width = kind.heights[0], kind.vectors * target.lanes(ELEMENTS[p.dtype][1])
-    block_m, block_n = unit_blocks(p, Grid(height, width, max(MOST_PANELS * 14, height), 4096, 4, 12), threads)
+    grid = Grid(height, width, panels * height or max(MOST_PANELS * 14, height), columns or 4096, 4, 12)
+    block_m, block_n = unit_blocks(p, grid, threads)
     tiles_m, tiles_n = -(-p.m // block_m), -(-p.n // block_n)
     fields = (
         p.m,
