@@ -6,16 +6,16 @@ conversion to Python and NumPy, autograd's surface. Entry: `Tensor`.
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any
 
-from flambeau.base.errors import TraceError, message
+from flambeau.base.errors import message
 from flambeau.core.device import CPU, device
-from flambeau.core.dtype import dtype, float32
+from flambeau.core.dtype import dtype
 from flambeau.core.formats import is_in
 from flambeau.core.layout import has_internal_overlap
 from flambeau.core.spec import NumberSpec, Size, Spec
-from flambeau.engine import callform, eager, in_place, recording
+from flambeau.engine import callform, eager, in_place
+from flambeau.engine.host import host_number, host_values
 from flambeau.engine.plan import allocate
 from flambeau.ir import bind, tracing
 from flambeau.ir.graph import Value
@@ -417,10 +417,7 @@ class Tensor(TensorBase):
             raise RuntimeError(
                 f"item: a Tensor with {self.spec.numel} elements cannot be converted to Scalar; it must have one. Use .tolist()."
             )
-        cell = _cells.get(self.spec.dtype.name)
-        if cell is not None and self.spec.device is CPU and self.ptr is not None and not bind.MODES:
-            return cell(self.ptr).value
-        return host_values(self)[0]
+        return host_number(self)
 
     def tolist(self):
         """Nested lists of Python numbers."""
@@ -606,83 +603,6 @@ def check_override(op: Op, args: tuple):
         if result is not NotImplemented:
             return result
     raise TypeError(f"{op.name}: no __torch_function__ of {', '.join(k.__name__ for k in kinds)} handles it.")
-
-
-# ------------------------------------------------------------------ memory to Python
-_struct_codes = {
-    "bool": "?",
-    "uint8": "B",
-    "int8": "b",
-    "int16": "h",
-    "int32": "i",
-    "int64": "q",
-    "float32": "f",
-    "float64": "d",
-    "float16": "e",
-    "complex64": "f",
-    "complex128": "d",
-}
-
-
-def note_read(t: Tensor) -> None:
-    """In a trace that is replayed: it is right only while a tensor from outside has these values. Raises: TraceError for one written to in it."""
-    recorder = tracing.current()
-    if recorder is not None and recorder.repeats and not recorder.read_values(t, host_values):
-        traced_value_error(t)
-
-
-_cells = {
-    "bool": ctypes.c_bool.from_address,
-    "uint8": ctypes.c_uint8.from_address,
-    "int8": ctypes.c_int8.from_address,
-    "int16": ctypes.c_int16.from_address,
-    "int32": ctypes.c_int32.from_address,
-    "int64": ctypes.c_int64.from_address,
-    "float32": ctypes.c_float.from_address,
-    "float64": ctypes.c_double.from_address,
-}
-
-
-def host_values(t: Tensor) -> list:
-    """The elements in row-major order as Python numbers."""
-    if t.ptr is None:
-        traced_value_error(t)
-    if recording.USED:
-        recording.check_read("item", t)
-    if bind.MODES:
-        note_read(t)
-    if t.spec.numel == 0:
-        return []
-    if t.spec.dtype.name == "bfloat16":
-        return host_values(REGISTRY["to_dtype"](t.detach(), float32))
-    if t.spec.device is not CPU:
-        t = t.cpu()
-    if not t.spec.contiguous:
-        t = REGISTRY["contiguous_copy"](t.detach())
-    name = t.spec.dtype.name
-    raw = memoryview(bytes_at(t.ptr, t.spec.numel * t.spec.dtype.itemsize))
-    if name == "float16":
-        import struct
-
-        return list(struct.unpack(f"{t.spec.numel}e", raw))
-    values = raw.cast(_struct_codes[name]).tolist()
-    if t.spec.dtype.is_complex:
-        return [complex(a, b) for a, b in zip(values[0::2], values[1::2])]
-    return values
-
-
-def traced_value_error(t: Tensor) -> None:
-    raise TraceError(
-        "item: the value of a tensor is not known while a function is traced, vmapped or compiled. Use where(), cond() or while_loop() instead of "
-        "branching on it, or compute it outside."
-    )
-
-
-def bytes_at(address: int, count: int) -> bytes:
-
-    if recording.USED:
-        recording.refuse_values("print")
-    return ctypes.string_at(address, count)
 
 
 # ------------------------------------------------------------------ backward

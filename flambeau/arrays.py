@@ -11,13 +11,14 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from flambeau._tensor import ForeignStorage, Tensor, new_tensor, note_read, traced_value_error
+from flambeau._tensor import ForeignStorage, Tensor, new_tensor
 from flambeau.base.errors import message
 from flambeau.base.lazy import np
 from flambeau.core.device import CPU
 from flambeau.core.dtype import BY_NAME
 from flambeau.core.spec import Spec
 from flambeau.engine import recording
+from flambeau.engine.host import note_read, traced_value_error
 from flambeau.ir.bind import MODES
 from flambeau.ir.op import REGISTRY
 

@@ -16,9 +16,10 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from flambeau._tensor import REGISTRY_OF_PRINTERS, Tensor, bytes_at
+from flambeau._tensor import REGISTRY_OF_PRINTERS, Tensor
 from flambeau.core.device import CPU
 from flambeau.core.dtype import get_default_dtype
+from flambeau.engine.host import bytes_at
 
 __all__ = ["get_printoptions", "printoptions", "set_printoptions"]
 

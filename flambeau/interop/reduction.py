@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import ctypes
 
-from flambeau._tensor import ForeignStorage, Tensor, bytes_at
+from flambeau._tensor import ForeignStorage, Tensor
 from flambeau._tensor import empty as tensor_of
 from flambeau.core.device import CPU
 from flambeau.core.dtype import BY_NAME
 from flambeau.core.spec import Spec
 from flambeau.engine import recording
+from flambeau.engine.host import bytes_at
 from flambeau.ir.op import REGISTRY
 
 __all__ = ["install", "plain_values"]

@@ -27,12 +27,13 @@ from array import array
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from flambeau._tensor import Tensor, bytes_at
+from flambeau._tensor import Tensor
 from flambeau.autograd.anomaly import set_detect_anomaly
 from flambeau.base.pytree import tree_flatten, tree_leaf_names, tree_map
 from flambeau.core.dtype import float64, int64
 from flambeau.core.spec import NumberSpec
 from flambeau.engine import watching
+from flambeau.engine.host import bytes_at
 from flambeau.ir.graph import Graph, Value
 from flambeau.ir.op import REGISTRY, Op
 from flambeau.nn.modules.hooks import GLOBAL, RemovableHandle, register
