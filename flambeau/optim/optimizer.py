@@ -485,10 +485,10 @@ _cells = {"float32": ctypes.c_float, "float64": ctypes.c_double, "int64": ctypes
 
 
 def counted(step: Tensor) -> Any:
-    """Add one to a 0-dim count in place. Returns the new count: a float, or the tensor inside a trace."""
+    """Add one to a 0-dim count in place. Returns the new count: a float, or inside a trace a 0-dim tensor as precise as one."""
     if in_trace() or step.spec.device is not CPU:
         step.add_(1)
-        return step if in_trace() else step.item()
+        return step.to(float64) if in_trace() else step.item()  # 1 - beta**n in float32 loses half its digits
     cell = _cells[step.spec.dtype.name].from_address(step.ptr)
     cell.value = found = cell.value + 1
     step.storage.version += 1
