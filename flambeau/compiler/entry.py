@@ -13,7 +13,7 @@ import weakref
 from typing import Any
 
 from flambeau._tensor import Tensor
-from flambeau.capture.recording import INPUT, Recording
+from flambeau.capture.recording import INPUT, OUT, Recording
 from flambeau.compiler.guards import Guards
 from flambeau.compiler.observe import Effect
 from flambeau.core.device import CPU
@@ -74,6 +74,27 @@ class Entry:
         else:
             self.graph, self.reads = graph, None
 
+        self.plain = self._is_plain()
+
+    def _is_plain(self) -> bool:
+        """Whether a call is nothing but the plan: one new tensor from inputs and tensors from outside."""
+        r = self.recording
+        return (
+            not (
+                self.joint
+                or self.effects
+                or self.graph.writes
+                or r.hosts
+                or r.gradients
+                or r.without_gradient
+                or r.given_gradients
+            )
+            and len(r.sources) == len(self.constants)
+            and r.leaves == [(OUT, 0)]
+            and r.structure.is_leaf
+            and len(self.graph.outputs) == 1
+        )
+
     # ------------------------------------------------------------------ whether it serves
     def fits(self, sizes: dict[str, int]) -> bool:
         """Whether the trace is right for these sizes and the present state."""
@@ -83,13 +104,16 @@ class Entry:
         return self.guards.hold() and self._constants_hold()
 
     def _constants_hold(self) -> bool:
-        if [t.spec for t in self.constants] != self.specs or [t.needs_grad for t in self.constants] != self.needs:
+        if self.constants and self._constants_changed():
             return False
         for t, spec in self.recording.outside_grads:
             g = t.__dict__.get("_grad")
             if (g.spec if g is not None else None) is not spec:
                 return False
         return True
+
+    def _constants_changed(self) -> bool:
+        return [t.spec for t in self.constants] != self.specs or [t.needs_grad for t in self.constants] != self.needs
 
     def why_not(self, sizes: dict[str, int]) -> str:
         """What does not hold, in words."""
@@ -119,6 +143,11 @@ class Entry:
 
     def run(self, inputs: list[Tensor], sizes: dict[str, int]) -> Any:
         """The function's result. The caller has checked `fits`."""
+        if self.plain and not sizes and not mode.inference:
+            plan = self.forward_plans.get(())
+            if plan is not None:
+                self.runs += 1
+                return eager.run_plan(plan, [*inputs, *self.constants])[0]
         recording = self.recording
         given = recording.values(inputs)
         plan = self._plan(self.forward_plans, self.graph, sizes)
