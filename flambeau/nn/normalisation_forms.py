@@ -26,8 +26,14 @@ def _write(pairs: list[tuple[Tensor | None, Tensor]]) -> None:
 
 
 def _detached(x: Tensor | None) -> Tensor | None:
-    """Running statistics get no gradient."""
-    return None if x is None else x.detach()
+    """Running statistics get no gradient.
+
+    Where they have none to get they stay the tensor they are: to a trace another tensor of the same memory would be an alias of what is
+    written, and a compiled step whose tensors share memory runs eagerly.
+    """
+    if x is None or (x.node is None and not x.needs_grad and "_wrapped" not in x.__dict__):
+        return x
+    return x.detach()
 
 
 def batch_norm(
