@@ -69,6 +69,7 @@ class CompiledFunction:
         self.not_symbolic: set[tuple] = set()  # keys without sizes for which a symbolic trace was wrong
         self.sizes_seen: dict[tuple, list[tuple]] = {}  # by key without sizes: the shapes met
         self.eager_reason: str | None = None  # why calls run eagerly
+        self.warned = False  # that a call ran eagerly for shared memory
         self.recompiles: list[str] = []
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
@@ -109,7 +110,15 @@ class CompiledFunction:
 
     def _run(self, entry: Entry, inputs: list[Tensor], sizes: dict, args: tuple, kwargs: dict) -> Any:
         if entry.graph.writes and entry.recording.shares_memory(inputs):
-            return self.function(*args, **kwargs)  # a write would show in another input: the order of ops counts
+            if not self.warned:  # a write would show in another input: the order of ops counts
+                self.warned = True
+                name = getattr(self.function, "__qualname__", type(self.function).__name__)
+                warnings.warn(
+                    f"compile: {name} runs eagerly where a tensor it writes to shares memory with another that it uses. Pass a clone, or "
+                    f"use the tensor itself in place of its .detach() or .data.",
+                    stacklevel=3,
+                )
+            return self.function(*args, **kwargs)
         return entry.run(inputs, sizes)
 
     # ------------------------------------------------------------------ a miss
