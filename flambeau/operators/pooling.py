@@ -6,6 +6,7 @@ Gradients of maxima go to the first of equals. May not know: how reductions run.
 
 from __future__ import annotations
 
+import itertools
 import math
 
 from flambeau.base.lazy import np
@@ -123,6 +124,30 @@ class window_max(Selected):
         yield case(t(3, 4, 5), (1, 2))
 
 
+FEW_PLACES = 16  # of a window that are compared one after the other, for all windows at once
+
+
+def largest_of(x, kernel):
+    """(values, indices) of the largest elements over the last dims, whose sizes are `kernel`: as `window_max`, of small windows element for element."""
+    rank = len(kernel)
+    first = x.spec.ndim - rank
+    if not 1 < math.prod(kernel) <= FEW_PLACES:
+        return window_max(x, tuple(range(first, x.spec.ndim)), False)
+    best = picked = None
+    for number, place in enumerate(itertools.product(*map(range, kernel))):
+        v = x
+        for at in place:
+            v = REGISTRY["select"](v, first, at)
+        if best is None:
+            best, picked = v, REGISTRY["full"](tuple(v.spec.shape), 0, dtype=int64, device=v.spec.device)
+            continue
+        later = REGISTRY["logical_and"](
+            REGISTRY["logical_not"](REGISTRY["le"](v, best)), REGISTRY["eq"](best, best)
+        )  # NaN is largest
+        best, picked = REGISTRY["where"](later, v, best), REGISTRY["where"](later, number, picked)
+    return best, picked
+
+
 @declare
 class max_pool(Composite):
     """(values, indices) of the maxima of windows over the last dims; indices count over the flattened spatial dims of the input."""
@@ -146,7 +171,7 @@ class max_pool(Composite):
         reach = reach_of(counts, kernel, stride, dilation)
         sizes = input.spec.shape[input.spec.ndim - rank :]
         x = with_lowest(input, padding, reach)
-        values, picked = window_max(windows(x, kernel, stride, dilation), window_dims_of(input, rank), False)
+        values, picked = largest_of(windows(x, kernel, stride, dilation), kernel)
         where, rest = None, picked
         for d in range(rank):  # window index -> place in the input, one dim after the other
             step = math.prod(kernel[d + 1 :])
