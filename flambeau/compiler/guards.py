@@ -127,7 +127,7 @@ class Guards:
                 read = f"g{i}.now()"
             plain = values.is_plain(g.value) and g.value is not None and not isinstance(g.value, bool)
             if g.kind is CONDITION:
-                parts.append(f"g{i}.holds()")
+                parts.append(f"h{i}() == v{i}")
             elif plain:
                 parts.append(f"((x := {read}) is v{i} or same(x, v{i}))")
             else:
