@@ -20,7 +20,6 @@ from typing import Any
 from flambeau._tensor import Tensor
 from flambeau.base.pytree import tree_flatten
 from flambeau.capture.recording import Recording, record
-from flambeau.core.device import CPU
 from flambeau.engine import eager
 from flambeau.engine.plan import Plan, make_plan
 from flambeau.tape.grad_mode import is_grad_enabled
@@ -47,7 +46,8 @@ class Replay:
         if found is None:
             if len(self.plans) >= MOST_SIZES:
                 self.plans.pop(next(iter(self.plans)))
-            found = self.plans[key] = make_plan(self.graph.concrete(sizes) if sizes else self.graph, CPU)
+            graph = self.graph.concrete(sizes) if sizes else self.graph
+            found = self.plans[key] = make_plan(graph, self.graph.device())
         return found
 
     def run(self, inputs: list[Tensor], sizes: dict[str, int]) -> Any:

@@ -16,7 +16,6 @@ from flambeau._tensor import Tensor
 from flambeau.capture.recording import INPUT, OUT, Recording
 from flambeau.compiler.guards import Guards
 from flambeau.compiler.observe import Effect
-from flambeau.core.device import CPU
 from flambeau.core.epoch import epoch
 from flambeau.core.spec import Spec
 from flambeau.core.symbolic import show
@@ -138,7 +137,7 @@ class Entry:
         if found is None:
             if len(table) >= MOST_SIZES:
                 table.pop(next(iter(table)))
-            found = table[key] = make_plan(graph.concrete(sizes) if sizes else graph, CPU, self.tuned)
+            found = table[key] = make_plan(graph.concrete(sizes) if sizes else graph, graph.device(), self.tuned)
         return found
 
     def run(self, inputs: list[Tensor], sizes: dict[str, int]) -> Any:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from flambeau.base.errors import InternalError
-from flambeau.core.device import device
+from flambeau.core.device import CPU, device
 from flambeau.core.dtype import dtype
 from flambeau.core.spec import NumberSpec, Spec
 from flambeau.core.symbolic import concrete
@@ -126,6 +126,11 @@ class Graph:
         return node.outputs
 
     # ------------------------------------------------------------------ whole-graph questions
+    def device(self) -> device:
+        """Where it runs: the device of its inputs and results, of which single numbers may be on the CPU."""
+        found = [v.spec.device for v in (*self.inputs, *self.outputs) if isinstance(v.spec, Spec)]
+        return next((d for d in found if d is not CPU), CPU)
+
     def results(self) -> list[Value]:
         """Everything that must be computed: outputs and written values."""
         return [*self.outputs, *(v for _, v in self.writes)]

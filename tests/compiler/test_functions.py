@@ -393,3 +393,14 @@ def test_numpy_scalar_and_size_arguments() -> None:
         return (x * n).reshape(shape)
 
     same(f, torch.randn(2, 3), np.float32(2.0), torch.Size([3, 2]))
+
+
+def test_other_devices_run_what_is_theirs() -> None:
+    """On an asynchronous device a bad index is reported when the device is waited for, compiled as in eager mode."""
+    g = torch.compile(lambda x, at: x.index_select(0, at) * 2, fullgraph=True)
+    x = torch.arange(4.0).to("sim")
+    good, bad = (torch.tensor(at).to("sim") for at in ([3, 1], [0, 9]))
+    assert g(x, good).tolist() == [6.0, 2.0] and str(g(x, good).device) == "sim:0"
+    late = g(x, bad)
+    with pytest.raises(RuntimeError, match="index_select: .*got 9"):
+        late.tolist()
