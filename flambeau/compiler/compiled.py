@@ -59,6 +59,7 @@ class CompiledFunction:
         functools.update_wrapper(self, function, updated=())
         self.function, self.fullgraph, self.dynamic = function, fullgraph, dynamic
         self.mode, self.options = mode_name, options or {}
+        self.title = getattr(function, "__qualname__", type(function).__name__)  # in warnings, errors and the log
         self.reset()
         every.add(self)
 
@@ -87,7 +88,7 @@ class CompiledFunction:
         if kwargs:
             flat, structure = _flattened((args, kwargs))
         else:
-            flat, structure = (args, len(args)) if all(type(x) in _TENSORS for x in args) else _flattened(args)
+            flat, structure = (args, len(args)) if all(type(x) is Tensor for x in args) else _flattened(args)
         key: list = [structure, mode.enabled, mode.inference, get_default_dtype()]
         inputs: list[Tensor] = []
         for x in flat:
@@ -112,9 +113,8 @@ class CompiledFunction:
         if entry.graph.writes and entry.recording.shares_memory(inputs):
             if not self.warned:  # a write would show in another input: the order of ops counts
                 self.warned = True
-                name = getattr(self.function, "__qualname__", type(self.function).__name__)
                 warnings.warn(
-                    f"compile: {name} runs eagerly where a tensor it writes to shares memory with another that it uses. Pass a clone, or "
+                    f"compile: {self.title} runs eagerly where a tensor it writes to shares memory with another that it uses. Pass a clone, or "
                     f"use the tensor itself in place of its .detach() or .data.",
                     stacklevel=3,
                 )
@@ -124,7 +124,7 @@ class CompiledFunction:
     # ------------------------------------------------------------------ a miss
     def _miss(self, key: tuple, inputs: list[Tensor], args: tuple, kwargs: dict) -> Any:
         with _lock:
-            loose = tuple((x.shape.__len__(), x.dtype, x.device) if hasattr(x, "size_class") else x for x in key)
+            loose = tuple((x.ndim, x.dtype, x.device) if hasattr(x, "size_class") else x for x in key)
             sizes = {f"s{i}_{d}": n for i, t in enumerate(inputs) for d, n in enumerate(t.shape)}
             for entry in self.symbolic.get(loose, ()):
                 if _serves(entry, inputs) and entry.fits(sizes):
@@ -141,10 +141,10 @@ class CompiledFunction:
                     return self.function(*args, **kwargs)
                 if stance == "fail_on_recompile":
                     raise RuntimeError(
-                        f"compile: {self.__name__} would be compiled again, and the stance is fail_on_recompile: {reason}."
+                        f"compile: {self.title} would be compiled again, and the stance is fail_on_recompile: {reason}."
                     )
                 self.recompiles.append(reason)
-                log.info("%s is compiled again: %s", getattr(self, "__qualname__", self.function), reason)
+                log.info("%s is compiled again: %s", self.title, reason)
                 if len(self.recompiles) >= RECOMPILE_LIMIT:
                     return self._give_up(
                         f"it was compiled {RECOMPILE_LIMIT} times, the last time because {reason}", args, kwargs
@@ -166,12 +166,11 @@ class CompiledFunction:
 
     def _give_up(self, reason: str, args: tuple, kwargs: dict) -> Any:
         """Run eagerly from now on, or raise if the user wants one graph."""
-        name = getattr(self.function, "__qualname__", type(self.function).__name__)
         if self.fullgraph:
-            raise CompileError(f"compile: {name} must be one graph (fullgraph=True), and it cannot be: {reason}")
+            raise CompileError(f"compile: {self.title} must be one graph (fullgraph=True), and it cannot be: {reason}")
         result = self.function(*args, **kwargs)  # raises the function's own error, if that is what it was
         self.eager_reason = reason
-        warnings.warn(f"compile: {name} runs eagerly: {reason}", stacklevel=4)
+        warnings.warn(f"compile: {self.title} runs eagerly: {reason}", stacklevel=4)
         return result
 
     def _confirm(
@@ -188,7 +187,7 @@ class CompiledFunction:
         if entry.recording.equals(other.recording, sizes):
             entry.confirmed = True
             return self._run(entry, inputs, sizes, args, kwargs)
-        log.info("%s: sizes become plain numbers in it, so each is compiled", getattr(self, "__qualname__", ""))
+        log.info("%s: sizes become plain numbers in it, so each is compiled", self.title)
         self.not_symbolic.add(loose)
         del self.symbolic[loose]
         self.entries.setdefault(key, []).insert(0, other)
@@ -275,7 +274,7 @@ class CompiledFunction:
         if varying:
             pinned = _pinned(recording, varying)
             if pinned:
-                log.info("%s: sizes that the trace fixes: %s", getattr(self, "__qualname__", ""), ", ".join(pinned))
+                log.info("%s: sizes that the trace fixes: %s", self.title, ", ".join(pinned))
         return Entry(
             recording,
             Guards(observer.guards() + conditions, list(observer.modules.values())),
@@ -380,11 +379,3 @@ def _difference(at: int, a: Any, b: Any) -> str:
         )
     a, b = (x[1] if isinstance(x, tuple) and len(x) == 2 else x for x in (a, b))
     return f"an argument was {a}, is {b}"
-
-
-_TENSORS: set[type] = {Tensor}
-
-
-def plain_tensor_class(kind: type) -> None:
-    """Instances of a subclass count as plain tensors when they are arguments (parameters)."""
-    _TENSORS.add(kind)

@@ -50,29 +50,28 @@ class Entry:
         _every.add(self)
         graph = merge_equal(decompose(recording.graph))
         taken = {v.index for v in recording.tangents}
-        self.slot_of = {}
+        slot_of: dict[int, int] = {}  # index of an input of the joint graph -> place among values given at a call
         for i in range(len(graph.inputs)):
             if i not in taken:
-                self.slot_of[i] = len(self.slot_of)
+                slot_of[i] = len(slot_of)
         self.joint = bool(recording.differentiable)
         if self.joint:
             tangents = [graph.inputs[v.index] for v in recording.tangents]
             parts = split_joint(graph, recording.results, tangents)
             self.graph, self.backward_graph = parts.forward, parts.backward
-            self.reads = [self.slot_of[v.index] for v in parts.forward_reads]
+            self.reads = [slot_of[v.index] for v in parts.forward_reads]
             number = {v: i for i, v in enumerate(tangents)}
             self.backward_reads = [
                 ("saved", r)
                 if isinstance(r, int)
                 else ("tangent", number[r])
                 if r in number
-                else ("given", self.slot_of[r.index])
+                else ("given", slot_of[r.index])
                 for r in parts.reads
             ]
             self.tangent_specs = [v.spec for v in tangents]
         else:
             self.graph, self.reads = graph, None
-
         self.plain = self._is_plain()
 
     def _is_plain(self) -> bool:
@@ -103,16 +102,15 @@ class Entry:
         return self.guards.hold() and self._constants_hold()
 
     def _constants_hold(self) -> bool:
-        if self.constants and self._constants_changed():
+        if self.constants and (
+            [t.spec for t in self.constants] != self.specs or [t.needs_grad for t in self.constants] != self.needs
+        ):
             return False
         for t, spec in self.recording.outside_grads:
             g = t.__dict__.get("_grad")
             if (g.spec if g is not None else None) is not spec:
                 return False
         return True
-
-    def _constants_changed(self) -> bool:
-        return [t.spec for t in self.constants] != self.specs or [t.needs_grad for t in self.constants] != self.needs
 
     def why_not(self, sizes: dict[str, int]) -> str:
         """What does not hold, in words."""
@@ -240,10 +238,7 @@ class CompiledNode(CustomNode):
         """See `Entry.gradients`."""
         kept = self.saved
         if kept is None:
-            raise RuntimeError(
-                f"backward: {self.name()} was gone through before and its saved tensors are freed. Trying to backward through the graph a "
-                f"second time: pass retain_graph=True to the first backward."
-            )
+            self.complain_of_freed()
         if create_graph or any(g is not None and g.spec.is_slow for g in grads) or bind.stack.items:
             raise RuntimeError(
                 "compile: the gradient of a compiled function is compiled as well and cannot be differentiated again or transformed. "
@@ -251,8 +246,5 @@ class CompiledNode(CustomNode):
             )
         for x, count in zip(kept, self.counts):
             if count is not None and x.storage.version != count:
-                raise RuntimeError(
-                    f"backward: a tensor of shape {list(x.spec.shape)} that {self.name()} saved has been modified by an inplace operation: it is "
-                    f"at version {x.storage.version}, version {count} was saved. Write to a clone, or move the in-place op after backward."
-                )
+                self.complain_of_version(x, count)
         return self.entry.gradients(kept, grads, self.sizes)

@@ -48,7 +48,9 @@ class Guard(NamedTuple):
     def holds(self) -> bool:
         if self.kind is CONTENT:
             return values.same_content(self.holder, self.value)
-        return values.same(self.now(), self.value) or (self.kind is CONDITION and self.now() == self.value)
+        if self.kind is CONDITION:
+            return self.now() == self.value
+        return values.same(self.now(), self.value)
 
 
 class ModuleState(NamedTuple):

@@ -16,7 +16,6 @@ from flambeau.core.formats import layout, memory_format
 
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, range, slice, type(Ellipsis))
 _VALUES = (dtype, device, memory_format, layout, enum.Enum)
-CONTAINERS = (list, dict, set, frozenset, tuple)
 
 
 def is_plain(x: Any) -> bool:
@@ -77,24 +76,24 @@ def is_immutable_library(x: Any) -> bool:
 
 
 _FIXED = frozenset(("flambeau", "numpy", "builtins"))
-_ABSENT = object()
+ABSENT = object()
 
 
 def attribute(x: Any, name: str) -> Any:
     """An attribute read without running code of the user's: `ABSENT` where a property or a `__getattr__` would be asked."""
     kind = type(x)
     if isinstance(x, types.ModuleType):
-        return x.__dict__.get(name, _ABSENT)
+        return x.__dict__.get(name, ABSENT)
     for c in kind.__mro__ if kind is not type else ():
-        found = c.__dict__.get(name, _ABSENT)
-        if found is not _ABSENT:
+        found = c.__dict__.get(name, ABSENT)
+        if found is not ABSENT:
             if isinstance(found, types.MemberDescriptorType):
                 try:
                     return found.__get__(x, kind)
                 except AttributeError:
-                    return _ABSENT
+                    return ABSENT
             if isinstance(found, property) or hasattr(type(found), "__set__"):
-                return _ABSENT
+                return ABSENT
             break
     d = getattr(x, "__dict__", None)
     if isinstance(d, dict) or isinstance(d, types.MappingProxyType):
@@ -108,15 +107,12 @@ def attribute(x: Any, name: str) -> Any:
         for c in x.__mro__:
             if name in c.__dict__:
                 return c.__dict__[name]
-        return _ABSENT
+        return ABSENT
     for c in kind.__mro__:
         if name in c.__dict__:
             found = c.__dict__[name]
-            return _ABSENT if hasattr(type(found), "__get__") else found  # methods: the class is what counts
-    return _ABSENT
-
-
-ABSENT = _ABSENT
+            return ABSENT if hasattr(type(found), "__get__") else found  # methods: the class is what counts
+    return ABSENT
 
 
 def lacks(x: Any, name: str) -> bool:

@@ -1,7 +1,7 @@
 """A joint graph of results and gradients becomes two: forward, which also gives what backward needs, and backward.
 
     parts = split_joint(graph, results=1, tangents=[dy])
-    parts.forward     # outputs: the results, then `saved`
+    parts.forward     # outputs: the results, then what is saved
     parts.backward    # inputs: what `reads` says; outputs: the gradients
 
 What depends on a tangent is backward's. Of what crosses, values that are cheap to make again from others that cross anyway (pointwise ops,
@@ -25,7 +25,6 @@ class Parts(NamedTuple):
     backward: Graph
     forward_reads: list[Value]
     reads: list[Any]
-    saved: list[Value]
 
 
 def split_joint(graph: Graph, results: int, tangents: list[Value]) -> Parts:
@@ -53,15 +52,13 @@ def split_joint(graph: Graph, results: int, tangents: list[Value]) -> Parts:
     backward = Graph()
     env: dict[Value, Value] = {}
     reads: list[Any] = []
-    saved: list[Value] = []
     used = {v for n in nodes for v in n.inputs} | set(gradients)
     for v in graph.inputs:
         if v in used:
             env[v] = backward.input(v.spec)
             if v in written:  # the value before the write
                 (copy,) = forward.add(REGISTRY["clone"], (forward_env[v],))
-                reads.append(len(saved))
-                saved.append(v)
+                reads.append(len(forward.outputs) - results)
                 forward.outputs.append(copy)
             else:
                 env[v].constant = v.constant
@@ -69,12 +66,11 @@ def split_joint(graph: Graph, results: int, tangents: list[Value]) -> Parts:
     for v in kept:
         if v in used:
             env[v] = backward.input(v.spec)
-            reads.append(len(saved))
-            saved.append(v)
+            reads.append(len(forward.outputs) - results)
             forward.outputs.append(forward_env[v])
     _copy(nodes, env, backward)
     backward.outputs = [env[v] for v in gradients]
-    return Parts(forward, backward, forward_reads, reads, saved)
+    return Parts(forward, backward, forward_reads, reads)
 
 
 def _dependents(graph: Graph, sources: list[Value]) -> set[Node]:

@@ -58,11 +58,7 @@ class Saved:
             else tape.with_edge(self.unpack(self.value), self.edge if self.output is None else None)
         )
         if self.unpack is None and self.version is not None and x.storage.version != self.version:
-            raise RuntimeError(
-                f"backward: a tensor of shape {list(x.spec.shape)} that {node.name()} saved has been modified by an inplace operation: "
-                f"it is at version "
-                f"{x.storage.version}, version {self.version} was saved. Write to a clone, or move the in-place op after backward."
-            )
+            node.complain_of_version(x, self.version)
         if self.output is None or not node.has_history(self.output):
             return x
         x = tape.saved_alias(x, history=False)
@@ -84,10 +80,7 @@ class CustomNode(tape.Node):
     def saved_tensors_of(self) -> tuple:
         """What `saved` holds, as tensors. Raises: RuntimeError after it was freed."""
         if self.saved is None:
-            raise RuntimeError(
-                f"backward: {self.name()} was gone through before and its saved tensors are freed. Trying to backward through the graph a "
-                f"second time: pass retain_graph=True to the first backward."
-            )
+            self.complain_of_freed()
         return tuple(s.get(self) if s is not None else None for s in self.saved)
 
     def backward(self, grads: list, create_graph: bool) -> list:

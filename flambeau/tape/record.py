@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import types
-from typing import Any
+from typing import Any, NoReturn
 
 from flambeau.base.settings import settings
 from flambeau.core.dtype import float64
@@ -278,16 +278,13 @@ class Node:
         """Gradients of the inputs, in the order of `edges`, from gradients of the outputs (None: zero)."""
         saved = self.saved
         if saved is None:
-            raise RuntimeError(
-                f"backward: {self.name()} was gone through before and its saved tensors are freed. Trying to backward through the "
-                f"graph a second time: pass retain_graph=True to the first backward."
-            )
+            self.complain_of_freed()
         analysis = self.analysis
         if any([g is None for g in grads]):
             grads = [g if g is not None else zeros(s) for g, s in zip(grads, self.out_specs)]
         for v, version in zip(saved, self.versions):
             if version is not None and (v[2] if type(v) is tuple else v.storage).version != version:
-                self._complain_of_version(v, version)
+                self.complain_of_version(v, version)
         specs = tuple([g.spec for g in grads])
         if specs != analysis.grad_specs:
             specs = tuple([s.plain() for s in specs])
@@ -339,7 +336,13 @@ class Node:
         """What this node keeps, as tensors."""
         return tuple(_as_tensor(v) for v in self.saved or ())
 
-    def _complain_of_version(self, v: Any, version: int) -> None:
+    def complain_of_freed(self) -> NoReturn:
+        raise RuntimeError(
+            f"backward: {self.name()} was gone through before and its saved tensors are freed. Trying to backward through the graph a "
+            f"second time: pass retain_graph=True to the first backward."
+        )
+
+    def complain_of_version(self, v: Any, version: int) -> NoReturn:
         spec, storage = (v[0], v[2]) if type(v) is tuple else (v.spec, v.storage)
         raise RuntimeError(
             f"backward: a tensor of shape {list(spec.shape)} that {self.name()} saved has been modified by an inplace operation: it is at version "
