@@ -13,18 +13,12 @@ __getattr__ = absent_device(
     "CUDA",
     globals(),
     """
-    CUDAGraph Event ExternalStream Stream StreamContext can_device_access_peer current_blas_handle current_device current_stream
-    default_generators default_stream device device_of get_device_capability get_device_name get_device_properties get_rng_state
-    get_sync_debug_mode graph init ipc_collect list_gpu_processes make_graphed_callables mem_get_info memory_snapshot memory_summary
-    power_draw set_device set_per_process_memory_fraction set_rng_state set_stream stream synchronize temperature utilization
+    CUDAGraph ExternalStream StreamContext can_device_access_peer current_blas_handle default_generators default_stream
+    device device_of get_sync_debug_mode graph ipc_collect list_gpu_processes make_graphed_callables mem_get_info
+    memory_snapshot memory_summary power_draw temperature utilization
     """.split(),
 )
 default_generators: tuple = ()
-
-
-def is_available() -> bool:
-    """Whether there is a CUDA device: no."""
-    return False
 
 
 def is_initialized() -> bool:
@@ -37,22 +31,9 @@ def is_bf16_supported(including_emulation: bool = True) -> bool:
     return False
 
 
-def device_count() -> int:
-    """Number of CUDA devices: 0."""
-    return 0
-
-
 def get_arch_list() -> list[str]:
     """Architectures that kernels are there for: none."""
     return []
-
-
-def manual_seed(seed: int) -> None:
-    """Nothing to seed."""
-
-
-def manual_seed_all(seed: int) -> None:
-    """Nothing to seed."""
 
 
 def seed() -> None:
@@ -61,10 +42,6 @@ def seed() -> None:
 
 def seed_all() -> None:
     """Nothing to seed."""
-
-
-def empty_cache() -> None:
-    """Nothing to empty. See `cpu.empty_cache`."""
 
 
 def get_rng_state_all() -> list:

@@ -42,12 +42,45 @@ def is_public(name: str) -> bool:
     return not name.startswith("_") and name not in ("annotations", "importlib")  # what modules import for themselves
 
 
+def is_available() -> bool:
+    """Whether there is such a device: no."""
+    return False
+
+
+def device_count() -> int:
+    """Number of such devices: 0."""
+    return 0
+
+
+def manual_seed(seed: int) -> None:
+    """Nothing to seed."""
+
+
+def manual_seed_all(seed: int) -> None:
+    """Nothing to seed."""
+
+
+def empty_cache() -> None:
+    """Nothing to empty. See `cpu.empty_cache`."""
+
+
+# What programs call without asking first whether there is such a device: it works, and does nothing.
+HARMLESS = (is_available, device_count, manual_seed, manual_seed_all, empty_cache)
+
+# What the modules of devices have in common, and needs one.
+CALLS_OF_DEVICES = (
+    "Event Stream current_device current_stream get_device_capability get_device_name get_device_properties get_rng_state init set_device "
+    "set_per_process_memory_fraction set_rng_state set_stream stream synchronize"
+).split()
+
+
 def absent_device(kind: str, scope: dict[str, Any], calls: Iterable[str]) -> Callable[[str], Any]:
-    """`__getattr__` of a module for a kind of device that Flambeau does not have: calls of the functions named say so.
+    """`__getattr__` of a module for a kind of device that Flambeau does not have: `calls` and `CALLS_OF_DEVICES` say so, `HARMLESS` is put there.
 
     Raises: AssertionError by the calls (PyTorch's type where it is built without the device), AttributeError for names nobody knows.
     """
-    known = frozenset(calls)
+    known = frozenset((*calls, *CALLS_OF_DEVICES))
+    scope.update((f.__name__, f) for f in HARMLESS)
 
     def get(name: str) -> Any:
         if name not in known:
