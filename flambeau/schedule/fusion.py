@@ -24,7 +24,7 @@ from flambeau.ir.kinds import Piece, apply_view
 from flambeau.ir.op import ASSEMBLE, EXTERNAL, INDEXING, POINTWISE, REDUCTION, TEMPLATE, VIEW
 from flambeau.schedule.emission import GroupEmitter, PieceEmitter
 from flambeau.schedule.groups import MOST_NODES, MOST_OPERANDS, Group
-from flambeau.schedule.program import Access, NestBuilder
+from flambeau.schedule.program import FEW_UNITS, Access, NestBuilder
 from flambeau.schedule.steps import ERROR, Buffer, Schedule, Step
 
 ANYWHERE = IndexMap(((),), (-1,))  # how an operand is read whose places other values name
@@ -100,7 +100,16 @@ class Scheduler:
                     d = 0
                 depth[out] = d
                 self._limit_sources(node, roots, sources)
+                if several and out not in roots and self._reads_much(out, sources[out]):
+                    roots.add(out)
+                    depth[out] = 0
         return roots
+
+    def _reads_much(self, v: Value, sources: set[Value]) -> bool:
+        """Whether evaluating v again reads more than writing it once and reading it again, three operands of its size: the sum that a residual
+        network carries along would be added up from all its blocks by each of them. A root that only its own kernel reads gets no memory.
+        """
+        return sum(x.spec.numel >= v.spec.numel for x in sources if type(x.spec) is Spec) > 2
 
     def _limit_sources(self, node: Node, roots: set[Value], sources: dict[Value, set[Value]]) -> None:
         """Note what a pointwise node is computed from; where that is more than a kernel can read, operands are given memory."""
@@ -296,7 +305,10 @@ class Scheduler:
         """The same of a reduction."""
         if not reduced:
             return "it reduces no dim"
-        if domain != group.domain or (reduced != group.reduced and (group.reduced or inside)):
+        apart = reduced != group.reduced and (
+            group.reduced or (inside and not self._reduces_rows(group, domain, reduced, inside))
+        )
+        if domain != group.domain or apart:
             return (
                 None
                 if self._joins_over_units(group, root, domain, reduced, inside)
@@ -312,6 +324,15 @@ class Scheduler:
                 return None
             return "it reads what is known only when all units of that one have run"
         return None if all(self._is_aligned(v, m, group) for v, m in inside) else "it reads other rows than its own"
+
+    def _reduces_rows(self, group: Group, domain, reduced, inside) -> bool:
+        """Whether a reduction takes all, or whole rows and enough of them for all threads, of what a group that reduces nothing computes."""
+        kept = len(domain) - len(reduced)
+        return (
+            kept == min(reduced)
+            and (kept == 0 or math.prod(domain[:kept]) >= FEW_UNITS)
+            and all(self._is_full(v, m, group) for v, m in inside)
+        )
 
     def _joins_over_units(self, group: Group, root: Value, domain, reduced, inside) -> bool:
         """A reduction of everything over a group's row values (the mean of per-row losses)."""

@@ -97,6 +97,23 @@ def test_a_step_of_a_perceptron_stays_within_its_kernels() -> None:
     assert captured_kernels(captured)[0] <= 12
 
 
+def test_a_sum_that_blocks_carry_along_is_written_between_them() -> None:
+    """Added up from all blocks by each, the last kernels would read all that the blocks gave."""
+    x, weights = flambeau.randn(64, 32), [flambeau.randn(32, 32) for _ in range(12)]
+
+    def network(x: Tensor) -> Tensor:
+        for w in weights:
+            x = x + functional.layer_norm(x, (32,)) @ w
+        return x
+
+    captured = capture(network)
+    assert flambeau.equal(captured(x), network(x))
+    (recordings,) = captured.recordings.values()
+    steps = recordings[0].plan.steps
+    assert len(steps) == 2 * len(weights) + 1, "the sum is computed where it is normalised"
+    assert max(len(step.positions) for step in steps) <= 6
+
+
 # ------------------------------------------------------------------ graphs
 def example() -> Graph:
     graph = Graph()
