@@ -50,7 +50,9 @@ ENVIRONMENT_ALLOWED = {"flambeau/base/settings.py"}
 def files(root: Path, folders: tuple[str, ...], suffixes: set[str]) -> Iterator[Path]:
     """Files under the folders, and beside them in `root`."""
     for path in sorted(root.iterdir()):
-        if path.is_file() and path.suffix in suffixes and not path.name.startswith(".venv"):
+        if path.name == ".git" or path.name.startswith(".venv"):  # the former is a file in a linked worktree
+            continue
+        if path.is_file() and path.suffix in suffixes:
             yield path
     for folder in folders:
         for path in sorted((root / folder).rglob("*")):
