@@ -287,9 +287,10 @@ class Tensor(TensorBase):
         t = new_tensor(
             self.spec if not self.spec.is_slow or self.ptr is None else self.spec.plain(), self.ptr, self.storage
         )
-        traced = self.__dict__.get("_traced")
-        if traced is not None:
-            t.__dict__["_traced"] = traced
+        if bind.MODES and (recorder := tracing.current()) is not None and recorder.repeats:
+            self._alias_in_trace(recorder, t)
+        elif "_traced" in self.__dict__:
+            t.__dict__["_traced"] = self.__dict__["_traced"]
         inner = self.__dict__.get("_wrapped")
         if inner is not None:
             t.__dict__["_wrapped"] = (inner[0], inner[1].detach(), *inner[2:])
@@ -321,6 +322,8 @@ class Tensor(TensorBase):
         self.spec, self.ptr, self.storage = value.spec, value.ptr, value.storage
         if "_traced" in value.__dict__:
             self.__dict__["_traced"] = value.__dict__["_traced"]
+            if (recorder := tracing.current()) is not None and recorder.repeats:
+                recorder.tie(value, self)
 
     @property
     def _version(self) -> int:
@@ -364,29 +367,57 @@ class Tensor(TensorBase):
         return self.__dict__.get("_retains", False)
 
     # ------------------------------------------------------------------ traces
+    def _alias_in_trace(self, recorder: tracing.Recorder, alias: Tensor) -> None:
+        """`alias`, just made on this tensor's memory, shows what is written there from now on, and is a view where this is one."""
+        traced = self._traced
+        if traced is not None:
+            alias.__dict__["_traced"] = traced
+        if self._view is not None and self._view[1] is not None and self.ptr is None:
+            parent, op, args = self._view
+            of_alias = parent.detach()
+            alias._view = (of_alias, op, (of_alias, *args[1:]))
+            alias.__dict__["_rewrites"] = view_history.chain_of(of_alias)[0].__dict__.get("_rewrites", 0)
+        else:
+            alias.__dict__["_rewrites"] = self.__dict__.get("_rewrites", 0)
+            recorder.tie(self, alias)
+
     def _become(self, result: Tensor) -> None:
         """Take another tensor's value and history, inside a trace or under an interpreter."""
         recorder = tracing.current()
-        if self._view is not None and recorder is not None:
+        if recorder is not None and self._view is not None and not recorder.has_base(self):
             base, chain = view_history.chain_of(self)
             new_base = REGISTRY["view_scatter"](base, result, chain)
             base._become(new_base)
             self._rebind(result)
             self.__dict__["_rewrites"] = base.__dict__.get("_rewrites", 0)
             return
-        if recorder is not None and getattr(self, "_traced", None) is None:
-            value = recorder.value_of(self)
-            recorder.mutated[id(self)] = (self, value)
+        traced = result.__dict__.get("_traced") if recorder is not None else None
+        others = recorder.write(self, traced[1]) if traced is not None and traced[0] is recorder else ()
         self._rebind(result)
         self.__dict__["_rewrites"] = self.__dict__.get("_rewrites", 0) + 1
+        for t, value in others:
+            t._show(recorder, value)
+
+    def _show(self, recorder: tracing.Recorder, value: Value) -> None:
+        """Take the value that was written to this memory through another tensor."""
+        self.__dict__["_traced"] = (recorder, value)
+        self.__dict__["_rewrites"] = self.__dict__.get("_rewrites", 0) + 1
+        self._stamp(value.spec.slow())
+
+    def _stamp(self, spec: Spec) -> None:
+        """Take the spec of a value of a trace; of a tensor from outside the trace remembers what it was."""
+        if not self.spec.is_slow and "_before_trace" not in self.__dict__:
+            self.__dict__["_before_trace"] = (self.spec, self.node, self.needs_grad)
+            if (recorder := tracing.current()) is not None:
+                recorder.stamped.append(self)
+        self.spec = spec
 
     def _rebind(self, result: Tensor) -> None:
         for name in ("_traced", "_wrapped"):
             if name in result.__dict__:
                 self.__dict__[name] = result.__dict__[name]
-        if self.spec.is_slow is False and result.spec.is_slow:
-            self.__dict__.setdefault("_before_trace", (self.spec, self.node, self.needs_grad))
-            self.spec = result.spec
+        if not self.spec.is_slow and result.spec.is_slow:
+            self._stamp(result.spec)
         if grad_mode.enabled:  # else a write leaves the history as it is
             self.node, self.needs_grad = result.node, result.needs_grad
 
@@ -678,8 +709,13 @@ def _dunder(name: str, op: Op):
 
 def _saved_alias(x: Tensor, history: bool = True) -> Tensor:
     """A traced tensor at its present value; an output goes without its history (no cycle)."""
-    _ = x._traced  # a view whose base was written to takes its new value first
+    traced = x._traced  # a view whose base was written to takes its new value first
     t = new_tensor(x.spec, x.ptr, x.storage)
+    if traced is None and x.ptr is not None and (recorder := tracing.current()) is not None:
+        t.__dict__["_traced"] = (
+            recorder,
+            recorder.value_of(x),
+        )  # from outside: what it holds now, whatever is written there later
     for name in ("_traced", "_wrapped"):
         if name in x.__dict__:
             t.__dict__[name] = x.__dict__[name]

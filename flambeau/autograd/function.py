@@ -179,7 +179,8 @@ def _taped(cls: type, ctx: Any, args: tuple, output: Any) -> Any:
         ctx.to_save = None
     for t, fresh in zip(originals, outs):
         if id(t) in dirty:
-            t.storage.version += 1
+            if t.storage is not None:
+                t.storage.version += 1
             if fresh.node is not None:
                 views._rebase(t, fresh)
     if taped:

@@ -4,7 +4,7 @@
         stages.show(5, "graph, traced", str(graph), "graph-traced.py")
 
 One count numbers every stage of a process, so that a folder sorts into the order in which things happened:
-001-graph-traced.py, 002-graph-decomposed.py, 003-schedule.txt, 004-nest-softmax.txt, 005-loop_nest-1f0c22ab.ll …
+000001-graph-traced.py, 000002-graph-decomposed.py, 000003-schedule.txt, 000004-nest-softmax.txt, 000005-loop_nest-1f0c22ab.ll …
 
 May not know: graphs, kernels; it is handed text. Entry: `shown`, `show`, `line`.
 """
@@ -22,9 +22,9 @@ __all__ = ["line", "next_number", "show", "shown", "write"]
 _numbers = itertools.count(1)
 
 
-def next_number() -> int:
-    """The number of the next stage."""
-    return next(_numbers)
+def next_number() -> str:
+    """The number of the next stage, of as many digits as keep files in order."""
+    return f"{next(_numbers):06d}"
 
 
 def shown(level: int) -> bool:
@@ -45,8 +45,8 @@ def write(file: str, text: str) -> None:
 
 
 def show(level: int, title: str, text: str, file: str) -> None:
-    """A stage: printed where the debug level asks for it, written (as NNN-file) where a folder is given."""
+    """A stage: printed where the debug level asks for it, written (as NNNNNN-file) where a folder is given."""
     if settings.debug >= level:
         line(f"{title}\n{text.rstrip()}")
     if settings.dump:
-        write(f"{next_number():03d}-{file}", text if text.endswith("\n") else text + "\n")
+        write(f"{next_number()}-{file}", text if text.endswith("\n") else text + "\n")

@@ -15,11 +15,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from flambeau._tensor import Tensor, wrap_traced
+from flambeau._tensor import Tensor, new_tensor, wrap_traced
 from flambeau.base.errors import TraceError
 from flambeau.base.pytree import tree_flatten, tree_unflatten
 from flambeau.core.spec import Spec
 from flambeau.core.symbolic import Guards, SymInt, concrete
+from flambeau.engine import in_place
 from flambeau.engine import recording as launches
 from flambeau.ir import tracing
 from flambeau.ir.bind import MODES
@@ -28,6 +29,7 @@ from flambeau.tape import backward
 from flambeau.tape import record as tape
 from flambeau.tape.custom import CustomNode, attach
 from flambeau.tape.grad_mode import mode
+from flambeau.tape.views import chain_of
 
 OUT, INPUT, VALUE = "out", "input", "value"
 
@@ -62,6 +64,7 @@ class Recording:
         self.unreached: list[
             tuple[str, Any]
         ] = []  # the same for those that need gradients and get none, if all get none
+        self.bases: dict[int, Tensor] = {}  # if not empty, the trace is wrong: another is to see memory through these
         self.results = 0  # outputs that are not gradients of the joint graph
 
     @property
@@ -129,12 +132,16 @@ class Recording:
         """Whether a write would show in another input."""
         if not self.graph.writes:
             return False
-        seen: set[int] = set()
-        for t in (*inputs, *self.constants):
-            if id(t.storage) in seen:
-                return True
-            seen.add(id(t.storage))
-        return False
+        given = [*inputs, *self.constants]
+        if len({id(t.storage) for t in given}) == len(given):
+            return False
+        written = [inputs[t.index] if t.constant is None else t.constant for t, _ in self.graph.writes]
+        at: dict[int, list[Tensor]] = {}
+        for t in given:
+            at.setdefault(id(t.storage), []).append(t)
+        return any(
+            t is not w and in_place.overlap(t, w) for w in written if isinstance(w, Tensor) for t in at[id(w.storage)]
+        )
 
 
 def record(
@@ -145,14 +152,17 @@ def record(
     symbolic: Callable[[int, int], bool] | None = None,
     joint: bool = False,
     observer: Any = None,
+    bases: Mapping[int, Tensor] | None = None,
 ) -> Recording:
     """Run `function(*args)` once on stand-ins; `flat` and `structure` are its arguments as a pytree.
 
+    `bases` are what an earlier trace found: where tensors from outside overlap and are written to, what they are all seen through.
     `symbolic(i, dim)` says which sizes of input i are symbolic. `observer` is entered around the call and may give, by `payload()`, values whose
     tensors become results too: the function's result is then (result, payload). With `joint`, gradients are traced where the result has a history.
     """
     recorder = tracing.Recorder()
     recorder.symbolic, recorder.repeats = symbolic is not None, True
+    recorder.bases = dict(bases or {})
     guards = Guards()
     graph = recorder.graph
     stand_ins: list = []
@@ -189,6 +199,7 @@ def record(
             _restore(recorder)
     recording.sources = [v.constant for v in graph.inputs[recording.count :]]
     recording.guards = guards if symbolic is not None else None
+    recording.bases = {} if bases else _bases_of(recorder)
     recording.outside_grads = [(t, None if g is None else g.spec) for t, g in recorder.grads_read.values()]
     graph.verify()
     return recording
@@ -213,7 +224,7 @@ def _read(recorder: tracing.Recorder, result: Any, own: list[Tensor], begun: lis
             recording.leaves.append((VALUE, x))
         elif id(x) in numbers:
             recording.leaves.append((INPUT, numbers[id(x)]))
-        elif "_traced" not in x.__dict__ or id(x) in recorder.mutated:
+        elif "_traced" not in x.__dict__ or x.ptr is not None:
             recording.leaves.append((VALUE, x))  # from outside, written to or not
         else:
             recording.leaves.append((OUT, len(graph.outputs)))
@@ -239,8 +250,7 @@ def _read(recorder: tracing.Recorder, result: Any, own: list[Tensor], begun: lis
         now = recorder.value_of(t)
         if now is not value:
             graph.writes.append((value, now))
-    for t, value in recorder.mutated.values():
-        graph.writes.append((value, t.__dict__["_traced"][1]))
+    graph.writes += [(p.input, p.value) for p in recorder.places.values() if p.written]
     recording.results = len(graph.outputs)
     return recording
 
@@ -259,7 +269,7 @@ def _add_gradients(
     if not outs:
         return
     wanted = [((INPUT, i), t) for i, (t, (needs, node)) in enumerate(zip(own, nodes)) if needs and t.node is node]
-    wanted += [((VALUE, t), t) for t in recorder.alive if t.needs_grad and id(t) not in recorder.mutated]
+    wanted += [((VALUE, t), t) for t in recorder.alive.values() if t.needs_grad]
     tangents = []
     for x in outs:
         value = graph.input(Spec.of(x.spec.shape, x.spec.dtype, x.spec.device))
@@ -280,7 +290,7 @@ def _check_history(own: list[Tensor], nodes: list, recorder: tracing.Recorder) -
     for t, (needs, node) in zip(own, nodes):
         if t.node is not node or t.needs_grad != needs:
             raise TraceError(_OTHER_HISTORY.format("an argument", list(t.shape)))
-    for t, _ in recorder.mutated.values():
+    for t in recorder.stamped:
         _, node, needs = t.__dict__["_before_trace"]
         if t.node is not node or t.needs_grad != needs:
             raise TraceError(_OTHER_HISTORY.format("a tensor from outside", list(t.shape)))
@@ -335,9 +345,38 @@ def has_history(x: Tensor) -> bool:
     return edge is not None and edge[0] is not None and edge[0].saved is not None
 
 
+def _bases_of(recorder: tracing.Recorder) -> dict[int, Tensor]:
+    """For storages where a write shows in part of another tensor from outside: one flat tensor that covers all that were met."""
+    by_storage: dict[int, list[tracing.Place]] = {}
+    for (storage, _, _), place in recorder.places.items():
+        by_storage.setdefault(storage, []).append(place)
+    found: dict[int, Tensor] = {}
+    for storage, places in by_storage.items():
+        if len(places) == 1 or not any(p.written for p in places):
+            continue
+        first = [p.tensors[0] for p in places]
+        if not any(
+            p.written and p is not q and in_place.overlap(t, u)
+            for p, t in zip(places, first)
+            for q, u in zip(places, first)
+        ):
+            continue
+        covered = [t for x in first for t in (x, chain_of(x)[0]) if id(t.storage) == storage]
+        dtype, start = first[0].spec.dtype, min(t.ptr for t in covered)
+        if all(t.spec.dtype is dtype and (t.ptr - start) % dtype.itemsize == 0 for t in covered):
+            count = max(t.ptr - start + _extent(t) for t in covered) // dtype.itemsize
+            found[storage] = new_tensor(Spec.of((count,), dtype, first[0].device), start, first[0].storage)
+    return found
+
+
+def _extent(t: Tensor) -> int:
+    """Bytes from a tensor's first element to the end of its last."""
+    return (1 + sum((n - 1) * s for n, s in zip(t.shape, t.spec.strides))) * t.spec.dtype.itemsize if t.numel() else 0
+
+
 def _restore(recorder: tracing.Recorder) -> None:
     """Tensors from outside as they were before the trace."""
-    for t, _ in recorder.mutated.values():
+    for t in recorder.stamped:
         t.__dict__.pop("_traced", None)
         saved = t.__dict__.pop("_before_trace", None)
         if saved is not None:

@@ -90,7 +90,11 @@ class Captured:
         for found in known:
             if found.guards is None or found.guards.hold(sizes):
                 return found.run(inputs, sizes)
-        found = Replay(record(self.function, flat, structure, symbolic=(lambda i, d: True) if self.dynamic else None))
+        symbolic = (lambda i, d: True) if self.dynamic else None
+        recording = record(self.function, flat, structure, symbolic=symbolic)
+        if recording.bases:
+            recording = record(self.function, flat, structure, symbolic=symbolic, bases=recording.bases)
+        found = Replay(recording)
         known.append(found)
         return found.run(inputs, sizes)
 

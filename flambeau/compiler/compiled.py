@@ -231,6 +231,12 @@ class CompiledFunction:
 
     # ------------------------------------------------------------------ tracing
     def _trace(self, args: tuple, kwargs: dict, inputs: list[Tensor], varying: frozenset) -> Entry:
+        entry = self._traced(args, kwargs, varying, {})
+        if entry.recording.bases:  # what it writes to overlaps other tensors that it reads
+            entry = self._traced(args, kwargs, varying, entry.recording.bases)
+        return entry
+
+    def _traced(self, args: tuple, kwargs: dict, varying: frozenset, bases: dict[int, Tensor]) -> Entry:
         flat, structure = _flattened((args, kwargs))
         function = self.function
         observer = Observer(function, [x for x in flat if not isinstance(x, Tensor)])
@@ -258,6 +264,7 @@ class CompiledFunction:
                 symbolic=(lambda i, d: (i, d) in varying) if varying else None,
                 joint=not mode.inference,
                 observer=observer,
+                bases=bases,
             )
         except Exception as e:
             if self.fullgraph and not isinstance(e, TraceError):

@@ -4,7 +4,7 @@
                    3   which values share a kernel, and why a new one was opened
                    4   the loop nests
                    5   the graph: traced, decomposed, scheduled
-    FLAMBEAU_DUMP=dir  the same in numbered files: 001-graph-traced.py, …-graph-decomposed.py, …-fusion.txt, …-schedule.txt, …-nest-max.txt
+    FLAMBEAU_DUMP=dir  the same in numbered files: 000001-graph-traced.py, …-graph-decomposed.py, …-fusion.txt, …-schedule.txt, …-nest-max.txt
 
 What is off costs nothing: `plan` asks when it makes a plan, and every plan is forgotten when a setting that shapes plans changes. Launches
 are timed one by one on the thread that runs them, the Python around each included (about 0.3 µs); operations are counted for loop nests and

@@ -1,7 +1,8 @@
 """Recording ops into a graph: `trace(function, specs)` runs a function on stand-ins and returns what it did.
 
 The innermost trace of a thread takes every op that reaches the bottom of the interpreter stack. A tensor from outside
-becomes an input with `constant` set. May not know: what a tensor is (the tensor layer registers `make`).
+becomes an input with `constant` set; tensors at the same memory are one input, and all of them show what is written to any (`Memory`).
+May not know: what a tensor is (the tensor layer registers `make`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 from flambeau.core.spec import Spec
 from flambeau.ir import bind
 from flambeau.ir.graph import Graph, Value, number_spec
-from flambeau.ir.op import Op
+from flambeau.ir.op import REGISTRY, Op
 
 MOST_READ = 64  # elements of a tensor from outside that a trace may read
 
@@ -45,14 +46,34 @@ class Tangent:
         self.number = number
 
 
+class Place:
+    """Memory that tensors lie in, all of them with one spec: those met so far, and for memory from outside its value at first and now."""
+
+    __slots__ = ("spec", "tensors", "input", "value", "written")
+
+    def __init__(self, spec: Any) -> None:
+        self.spec = spec
+        self.tensors: list[Any] = []
+        self.input: Value | None = None
+        self.value: Value | None = None
+        self.written = False
+
+
 class Recorder:
     """One trace in progress."""
 
     def __init__(self) -> None:
         self.graph = Graph()
-        self.known: dict[int, Value] = {}
-        self.alive: list[Any] = []  # tensors from outside, so that their ids stay theirs
-        self.mutated: dict[int, Any] = {}  # tensors from outside that were written to
+        self.places: dict[Any, Place] = {}  # of memory from outside, by (storage, address, spec)
+        self.place_of: dict[int, tuple[Any, Place]] = {}  # by id of a tensor, which is kept alive
+        self.origins: dict[
+            int, Any
+        ] = {}  # by id of a tensor made in the trace on memory from outside: whose memory that is
+        self.bases: dict[
+            int, Any
+        ] = {}  # by storage whose tensors overlap and are written to: the tensor they are all views of
+        self.alive: dict[int, Any] = {}  # tensors from outside that were met, by id, which stays theirs
+        self.stamped: list[Any] = []  # tensors from outside that were written to, in order
         self.symbolic = False  # whether inputs have symbolic sizes
         self.repeats = False  # whether the graph is replayed as it is: random numbers would come out the same each time
         self.cleared: set[int] = set()  # ids of tensors from outside whose `.grad` was set anew
@@ -65,16 +86,93 @@ class Recorder:
         self.grads_before: dict[int, tuple[Any, Any]] = {}  # tensors whose `.grad` the trace changed, and what it was
 
     def value_of(self, tensor: Any) -> Value:
-        """The graph's value for a tensor: its own if it is of this trace, else a new input."""
+        """The graph's value for a tensor: its own if it is of this trace, else that of its memory, at first a new input."""
         owner = getattr(tensor, "_traced", None)
         if owner is not None and owner[0] is self:
             return owner[1]
-        found = self.known.get(id(tensor))
-        if found is None:
-            found = self.known[id(tensor)] = self.graph.input(tensor.spec.plain())
-            found.constant = next((GradOf(t) for t, g in self.grads_read.values() if g is tensor), tensor)
-            self.alive.append(tensor)
+        place = self.place(tensor)
+        if place.value is None:
+            if self.has_base(tensor) and place is not self.place(self.bases[id(tensor.storage)]):
+                return self.shown(tensor)
+            found = place.input = place.value = self.graph.input(tensor.spec.plain())
+            source = self.origins.get(id(tensor), tensor)
+            found.constant = next((GradOf(t) for t, g in self.grads_read.values() if g is source), source)
+        return place.value
+
+    def place(self, tensor: Any) -> Place:
+        """Where a tensor lies. Of one from outside: a tensor met later at the same memory lies there too, and the trace rests on that."""
+        known = self.place_of.get(id(tensor))
+        if known is not None:
+            return known[1]
+        if tensor.ptr is None or tensor.storage is None:
+            found = Place(None)
+        else:
+            spec = tensor.spec.plain()
+            found = self.places.setdefault((id(tensor.storage), tensor.ptr, spec), Place(spec))
+            source = self.origins.get(id(tensor), tensor)
+            if self.repeats and found.input is not None:
+                first = found.input.constant
+                if first is not source and type(first) is not GradOf:
+                    self.depend(
+                        lambda: (source.ptr - first.ptr, source.needs_grad),
+                        "how two tensors share memory, or requires_grad of one",
+                    )
+            if id(source) not in self.alive:
+                self.alive[id(source)] = source
+                if self.has_base(source):
+                    self.depend(lambda: source.ptr, "where a tensor that overlaps another lies")
+        found.tensors.append(tensor)
+        self.place_of[id(tensor)] = (tensor, found)
         return found
+
+    def tie(self, tensor: Any, alias: Any) -> None:
+        """Note that a tensor was just made on the memory of another."""
+        if tensor.ptr is not None:
+            self.origins[id(alias)] = self.origins.get(id(tensor), tensor)
+        place = self.place(tensor)
+        known = self.place_of.get(id(alias))
+        if known is not None:
+            known[1].tensors = [t for t in known[1].tensors if t is not alias]
+        place.tensors.append(alias)
+        self.place_of[id(alias)] = (alias, place)
+
+    def has_base(self, tensor: Any) -> bool:
+        """Whether a tensor from outside lies in a storage of which all is seen through one base."""
+        return tensor.ptr is not None and id(tensor.storage) in self.bases
+
+    def shown(self, tensor: Any) -> Value:
+        """The value of a tensor whose storage has a base: a view of what the base holds now."""
+        place, base = self.place(tensor), self.bases[id(tensor.storage)]
+        spec, offset = place.spec, (tensor.ptr - base.ptr) // place.spec.dtype.itemsize
+        view = REGISTRY["as_strided"]
+        (place.value,) = self.graph.add(view, (self.value_of(base), tuple(spec.shape), tuple(spec.strides), offset))
+        place.input = place.input or place.value
+        return place.value
+
+    def write(self, tensor: Any, value: Value) -> list[tuple[Any, Value]]:
+        """Note that the memory of a tensor holds `value` now. Returns the other tensors that show something else since, and what."""
+        place = self.place(tensor)
+        if tensor.ptr is None:
+            return [(t, value) for t in place.tensors if t is not tensor]
+        self.value_of(tensor)
+        based = self.has_base(tensor)
+        whole = self.place(self.bases[id(tensor.storage)]) if based else place
+        whole.written = True
+        if place is whole:
+            whole.value = value
+        else:
+            spec, start = place.spec, whole.tensors[0].ptr
+            chain = (
+                ("as_strided", (tuple(spec.shape), tuple(spec.strides), (tensor.ptr - start) // spec.dtype.itemsize)),
+            )
+            (whole.value,) = self.graph.add(REGISTRY["view_scatter"], (whole.value, value, chain))
+        seen = [p for (storage, _, _), p in self.places.items() if storage == id(tensor.storage)] if based else [place]
+        others = []
+        for other in seen:
+            if other is not whole:
+                self.shown(other.tensors[0])
+            others += [(t, other.value) for t in other.tensors if t is not tensor]
+        return others
 
     def read_grad(self, tensor: Any) -> None:
         """Note that the function looks at `.grad` of a tensor from outside: a replay takes what is there then."""
@@ -93,7 +191,7 @@ class Recorder:
 
     def read_values(self, tensor: Any, values: Callable[[Any], list]) -> bool:
         """Rest on the values of a tensor from outside; False if they are many, or another after a write in the trace."""
-        if "_traced" in tensor.__dict__ or tensor.spec.numel > MOST_READ:
+        if getattr(tensor, "_traced", None) is not None or tensor.spec.numel > MOST_READ or self._was_written(tensor):
             return False
 
         def get() -> tuple:
@@ -102,6 +200,10 @@ class Recorder:
 
         self.depend(get, f"the values of a tensor of shape {list(tensor.spec.shape)}")
         return True
+
+    def _was_written(self, tensor: Any) -> bool:
+        """Whether something in the storage of a tensor from outside was written to."""
+        return any(p.written for (storage, _, _), p in self.places.items() if storage == id(tensor.storage))
 
     def host(self, get: Callable[[], tuple], types: Sequence[type]) -> tuple:
         """Stand-ins for numbers of Python that `get()` gives at every replay."""

@@ -16,7 +16,7 @@ to the user alone; whatever else is found under their name is ignored and rewrit
 share one file and one address. When the folder outgrows `settings.cache_bytes`, what was not used for longest
 goes. Processes need no lock between them: at worst two compile the same kernel.
 
-`FLAMBEAU_DUMP=dir` writes each module as NNN-name-digest.ll, .opt.ll and .s; an edited copy of the .ll
+`FLAMBEAU_DUMP=dir` writes each module as NNNNNN-name-digest.ll, .opt.ll and .s; an edited copy of the .ll
 (with or without its number) in `FLAMBEAU_OVERRIDE` is compiled instead of what `build` prints. Who wants to see
 code (a dump, a debug level of 6) gets all of it: kernels on disk are compiled again.
 
@@ -246,7 +246,7 @@ def _made(request: _Request, build: Build, disk: store.Store | None, identity: s
 def _compiled(request: _Request, ir: str, built_s: float, origin: str = "") -> store.Entry:
     """Compiles IR, printing and dumping what the settings ask for."""
     number = stages.next_number()
-    label = f"{number:03d}-{request.label}"
+    label = f"{number}-{request.label}"
     target, title = request.target, request.name + request.text
     if settings.dump:  # before LLVM sees it: it may end the process
         stages.write(label + ".ll", ir)

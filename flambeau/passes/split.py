@@ -57,7 +57,7 @@ def split_joint(graph: Graph, results: int, tangents: list[Value]) -> Parts:
         if v in used:
             env[v] = backward.input(v.spec)
             if v in written:  # the value before the write
-                (copy,) = forward.add(REGISTRY["clone"], (forward_env[v],))
+                (copy,) = forward.add(REGISTRY["clone"], REGISTRY["clone"].arguments(forward_env[v]))
                 reads.append(len(forward.outputs) - results)
                 forward.outputs.append(copy)
             else:

@@ -534,11 +534,12 @@ def _tape_any(analysis: Analysis, inputs: list, outs: tuple) -> None:
     node.analysis, node.sequence, node.extras = analysis, next(_sequence), None
     node.edges = tuple([edge_of(x) if wanted else None for x, wanted in zip(inputs, analysis.mask)])
     saved, versions = [], []
+    traced = MODES and (trace := tracing.current()) is not None and trace.repeats
     for i in analysis.saved_inputs:
         x = inputs[i]
         if not hasattr(x, "spec"):
             versions.append(None)
-        elif x.ptr is None:
+        elif x.ptr is None or traced:
             x = saved_alias(x)
             versions.append(None)
         else:

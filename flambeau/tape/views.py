@@ -48,6 +48,8 @@ def history_of_view(t: Any) -> tuple | None:
     finally:
         mode.enabled = with_grad
     t.node, t.needs_grad = again.node, again.needs_grad
+    if "_traced" in t.__dict__ and "_traced" in again.__dict__:
+        t.__dict__["_traced"] = again.__dict__["_traced"]
     t.__dict__["_rewrites"] = rewritten
     return t.node
 

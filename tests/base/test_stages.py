@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,15 @@ def test_a_folder_gets_every_stage_in_order(tmp_path: Path, capsys: pytest.Captu
         stages.show(4, "second", "x\n", "a.txt")
     assert capsys.readouterr().err == ""
     first, second = sorted(folder.iterdir())
-    assert (first.name[4:], first.read_text()) == ("b.py", "a = 1\n")
-    assert (second.name[4:], second.read_text()) == ("a.txt", "x\n")
-    assert int(second.name[:3]) == int(first.name[:3]) + 1
+    (before, _, name), (after, _, other) = first.name.partition("-"), second.name.partition("-")
+    assert (name, first.read_text()) == ("b.py", "a = 1\n")
+    assert (other, second.read_text()) == ("a.txt", "x\n")
+    assert int(after) == int(before) + 1
+
+
+def test_files_past_the_thousandth_sort_behind_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stages, "_numbers", itertools.count(999))
+    with settings.scope(debug=0, dump=str(tmp_path)):
+        for name in "abc":
+            stages.show(1, "title", "text", name)
+    assert [path.name.partition("-")[2] for path in sorted(tmp_path.iterdir())] == ["a", "b", "c"]

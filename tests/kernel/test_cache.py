@@ -162,11 +162,11 @@ def test_an_edited_stage_is_compiled_instead(tmp_path: Path) -> None:
     child(tmp_path / "cache", [1.5], FLAMBEAU_DUMP=str(dump))
     names = sorted(p.name for p in dump.iterdir())
     assert [n.split(".", 1)[1] for n in names] == ["ll", "opt.ll", "s"]
-    assert names[0].startswith("001-scale_add-")
+    assert names[0].startswith("000001-scale_add-")
     text = (dump / names[0]).read_text()
     assert "0x3FF8000000000000" in text  # 1.5
     edited.mkdir()
-    for name in (names[0], names[0].removeprefix("001-")):
+    for name in (names[0], names[0].removeprefix("000001-")):
         (edited / name).write_text(text.replace("0x3FF8000000000000", "0x4008000000000000"))  # 3.0
         result = child(tmp_path / "cache", [1.5], "3.0", FLAMBEAU_OVERRIDE=str(edited))
         assert result["compiled"] == 1
