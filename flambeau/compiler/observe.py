@@ -31,6 +31,7 @@ from flambeau.compiler import bytecode, objects, values
 from flambeau.compiler.guards import ATTRIBUTE, CELL, CONTENT, GLOBAL, ITEM, Guard
 
 _OURS = os.path.dirname(os.path.dirname(flambeau.base.__file__)) + os.sep
+_MODELS = os.path.join(_OURS, "models") + os.sep  # written as a user would: what it stores and reads counts
 _STANDARD = sysconfig.get_paths()["stdlib"] + os.sep
 _LIBRARIES = frozenset(("flambeau", "numpy", "scipy", "llvmlite"))
 _CHANGEABLE = (list, dict, set, deque, bytearray)
@@ -67,7 +68,9 @@ def kind_of(frame: types.FrameType) -> int:
     if found is None:
         name = code.co_filename
         root = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-        if name.startswith(_OURS):
+        if name.startswith(_MODELS):
+            found = USER
+        elif name.startswith(_OURS):
             found = FORWARD if code.co_name == "forward" else OTHER
         elif root in _LIBRARIES or (name == "<string>" and root in sys.stdlib_module_names and root != "__main__"):
             found = OTHER  # made from text, as the methods of dataclasses are

@@ -81,6 +81,10 @@ class KVCache:
         values.narrow(2, self.used, k.shape[2]).copy_(v)
         return keys.narrow(2, 0, end), values.narrow(2, 0, end)
 
+    def advance(self, count: int) -> None:
+        """Count the positions that every layer has stored."""
+        self.used += count
+
     def nbytes(self) -> int:
         """Bytes held, used or not."""
         return sum(t.nbytes for t in (*self.keys, *self.values))
@@ -161,7 +165,6 @@ class Llama(nn.Module):
         self.layers = nn.ModuleList([Block(config, attention_bias) for _ in range(config.layers)])
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
         self.lm_head = None if tied else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self._frequencies: Tensor | None = None
 
     def forward(self, ids: Tensor, cache: KVCache | None = None, *, every_position: bool = False) -> Tensor:
         """Logits of the last position [B, V], or of every one [B, T, V].
@@ -170,15 +173,14 @@ class Llama(nn.Module):
         """
         past = cache.used if cache is not None else 0
         t = ids.shape[1]
-        if self._frequencies is None:
-            self._frequencies = rope_frequencies(self.config)
-        angles = flambeau.arange(past, past + t, dtype=flambeau.float32)[:, None] * self._frequencies  # [T, D / 2]
+        frequencies = rope_frequencies(self.config)
+        angles = flambeau.arange(past, past + t, dtype=flambeau.float32)[:, None] * frequencies  # [T, D / 2]
         x = self.embed_tokens(ids)
         rotation = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
         for i, block in enumerate(self.layers):
             x = block(x, rotation, cache, i)
         if cache is not None:
-            cache.used += t
+            cache.advance(t)
         if not every_position:
             x = x[:, -1]
         x = self.norm(x)

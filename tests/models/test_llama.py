@@ -104,6 +104,24 @@ def test_cache_gives_what_the_whole_gives(model: Llama) -> None:
     assert cache.used == len(tokens)
 
 
+def test_compiled_and_then_eager(model: Llama) -> None:
+    tokens = ids(1, 2, 3)
+    with flambeau.no_grad():
+        compiled = flambeau.compile(model, fullgraph=True)
+        expected = compiled(tokens).numpy()
+        np.testing.assert_allclose(model(tokens).numpy(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_compiled_with_a_cache_advances_it(model: Llama) -> None:
+    cache = KVCache(CONFIG, 1, 8)
+    compiled = flambeau.compile(lambda x: model(x, cache))
+    with flambeau.no_grad(), pytest.warns(UserWarning, match="advance sets self.used"):
+        for used, tokens in enumerate(([1], [2], [3]), 1):
+            found = compiled(ids(*tokens)).numpy()
+            assert cache.used == used
+        np.testing.assert_allclose(found[0], reference(model, [1, 2, 3])[-1], rtol=1e-4, atol=1e-5)
+
+
 def test_full_cache_is_an_error(model: Llama) -> None:
     cache = KVCache(CONFIG, 1, 3)
     with flambeau.no_grad(), pytest.raises(ValueError, match="room for 3 positions"):
