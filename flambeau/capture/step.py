@@ -22,6 +22,7 @@ from flambeau.base.pytree import tree_flatten
 from flambeau.capture.recording import Recording, record
 from flambeau.engine import eager
 from flambeau.engine.plan import Plan, make_plan
+from flambeau.passes.pipeline import optimise
 from flambeau.tape.grad_mode import is_grad_enabled
 
 MOST_SIZES = 1024  # plans kept per trace
@@ -46,7 +47,7 @@ class Replay:
         if found is None:
             if len(self.plans) >= MOST_SIZES:
                 self.plans.pop(next(iter(self.plans)))
-            graph = self.graph.concrete(sizes) if sizes else self.graph
+            graph, _ = optimise(self.graph.concrete(sizes) if sizes else self.graph)
             found = self.plans[key] = make_plan(graph, self.graph.device())
         return found
 

@@ -19,12 +19,11 @@ from flambeau.compiler.observe import Effect
 from flambeau.core.epoch import epoch
 from flambeau.core.spec import Spec
 from flambeau.core.symbolic import show
-from flambeau.engine import eager
+from flambeau.engine import eager, instruments
 from flambeau.engine.plan import Plan, make_plan
 from flambeau.ir import bind
 from flambeau.ir.graph import Graph
-from flambeau.passes.decompose import decompose
-from flambeau.passes.merge import merge_equal
+from flambeau.passes.pipeline import optimise
 from flambeau.passes.split import split_joint
 from flambeau.tape import record as tape
 from flambeau.tape.custom import CustomNode, attach
@@ -48,7 +47,7 @@ class Entry:
         self.forward_plans: dict[tuple, Plan] = {}
         self.backward_plans: dict[tuple, Plan] = {}
         _every.add(self)
-        graph = merge_equal(decompose(recording.graph))
+        graph, self.bound = optimise(recording.graph, _evaluate, instruments.show_graph)  # inputs behind all others
         taken = {v.index for v in recording.tangents}
         slot_of: dict[int, int] = {}  # index of an input of the joint graph -> place among values given at a call
         for i in range(len(graph.inputs)):
@@ -135,7 +134,9 @@ class Entry:
         if found is None:
             if len(table) >= MOST_SIZES:
                 table.pop(next(iter(table)))
-            found = table[key] = make_plan(graph.concrete(sizes) if sizes else graph, graph.device(), self.tuned)
+            if sizes:
+                graph, _ = optimise(graph.concrete(sizes))
+            found = table[key] = make_plan(graph, graph.device(), self.tuned)
         return found
 
     def run(self, inputs: list[Tensor], sizes: dict[str, int]) -> Any:
@@ -144,9 +145,9 @@ class Entry:
             plan = self.forward_plans.get(())
             if plan is not None:
                 self.runs += 1
-                return eager.run_plan(plan, [*inputs, *self.constants])[0]
+                return eager.run_plan(plan, [*inputs, *self.constants, *self.bound])[0]
         recording = self.recording
-        given = recording.values(inputs)
+        given = recording.values(inputs) + self.bound
         plan = self._plan(self.forward_plans, self.graph, sizes)
         if not self.joint:
             outs = eager.run_plan(plan, given)
@@ -208,6 +209,12 @@ class Entry:
         plan = self._plan(self.backward_plans, self.backward_graph, sizes)
         operands = [tangents[at] if kind == "tangent" else x for (kind, at), x in zip(self.backward_reads, kept)]
         return list(eager.run_plan(plan, operands))
+
+
+def _evaluate(graph: Graph) -> list[Tensor]:
+    """What a graph without inputs gives, computed now, whoever records launches or watches."""
+    outs = eager.maker_of(make_plan(graph))()
+    return list(outs) if type(outs) is tuple else [outs]
 
 
 _every: weakref.WeakSet[Entry] = weakref.WeakSet()

@@ -3,7 +3,7 @@
     FLAMBEAU_DEBUG=2   each launch with its time, GFLOP/s and GB/s
                    3   which values share a kernel, and why a new one was opened
                    4   the loop nests
-                   5   the graph: traced, decomposed, scheduled
+                   5   the graph: traced, after each pass, scheduled
     FLAMBEAU_DUMP=dir  the same in numbered files: 000001-graph-traced.py, …-graph-decomposed.py, …-fusion.txt, …-schedule.txt, …-nest-max.txt
 
 What is off costs nothing: `plan` asks when it makes a plan, and every plan is forgotten when a setting that shapes plans changes. Launches

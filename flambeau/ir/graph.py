@@ -158,6 +158,20 @@ class Graph:
             if v not in known:
                 raise InternalError(f"graph: an output is not defined.\n{self}")
 
+    def copied(self) -> Graph:
+        """The same graph of other nodes and values, of which passes may change what they like."""
+        graph = Graph()
+        env: dict[Value, Value] = {}
+        for v in self.inputs:
+            env[v] = graph.input(v.spec)
+            env[v].constant = v.constant
+        for node in self.nodes:
+            args = map_values(lambda v: env[v], node.args)
+            env.update(zip(node.outputs, graph.add(node.op, args, node.source, tuple(v.spec for v in node.outputs))))
+        graph.outputs = [env[v] for v in self.outputs]
+        graph.writes = [(env[t], env[v]) for t, v in self.writes]
+        return graph
+
     def concrete(self, sizes: Mapping[str, int]) -> Graph:
         """The graph with symbolic sizes replaced by values; specs are inferred again."""
         graph = Graph()

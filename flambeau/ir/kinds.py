@@ -12,7 +12,7 @@ from flambeau.core.dtype import bool_, dtype, get_default_dtype, int64, promote_
 from flambeau.core.layout import broadcast_shapes, canonical_dims
 from flambeau.core.spec import NumberSpec, Spec
 from flambeau.core.symbolic import SymInt, is_symbolic
-from flambeau.ir.graph import Graph
+from flambeau.ir.graph import Graph, Value
 from flambeau.ir.indexmap import IndexMap
 from flambeau.ir.op import (
     ASSEMBLE,
@@ -52,6 +52,7 @@ class Declaration:
     outputs = 1
     random = False  # whether its values are drawn: functions of its `seed`, its `offset` and elements' places
     reads_layout = False  # whether its result depends on the input's strides (as_strided)
+    keeps_order = False  # whether elements follow each other as in the input: a view in another shape
     positional_values = False  # whether values depend on an element's place in the whole tensor, so that vmap cannot see one element alone
     fields: Sequence[str] = ()  # names of several outputs: the public function returns a named tuple
     signature: Callable | None = None
@@ -60,6 +61,9 @@ class Declaration:
     jvp: Any = DERIVED
     batch: Any = DERIVED
     core_ndims: Sequence[int] = ()  # with LEADING, dims of an element of each operand, where they are not all alike
+    simplify: Callable | None = (
+        None  # simplify(out, *args) -> a Value or (op, args) that gives the bits of the node with that result, or None
+    )
     prepared: Callable | None = (
         None  # prepared(*args) -> args: what inputs must have gone through for the gradient to hold
     )
@@ -140,6 +144,12 @@ class Pointwise(Declaration):
     expensive = False  # worth keeping rather than computing twice
     copies: int | None = None  # the argument whose elements are the result's, as they are
     positional = False  # lower takes, last, the element's linear index (int64)
+    fills: int | None = None  # the argument that all elements of the result are
+    neutral: Callable | None = (
+        None  # neutral(dtype) -> {operand: number beside which the other operand is the result, bit for bit}
+    )
+    involution = False  # applied twice it gives the input
+    idempotent = False  # applied twice it gives what it gives once
     unread: Sequence[str] = ()  # attributes that lower does not read: it gets None, and kernels do not depend on them
     domain = (-3.0, 3.0)  # samples are drawn from here
     in_place = True
@@ -199,6 +209,21 @@ def where_rank(where, tensors) -> bool:
     return all(s.ndim == 0 for s in tensors if s.device is where) and any(s.ndim for s in tensors)
 
 
+def uniform(v: Value) -> bool | int | float | complex | None:
+    """The number that all elements of a graph's value are, where the graph says so."""
+    while v.node is not None and v.node.op.kind == VIEW:
+        if v.spec.dtype is not v.node.inputs[0].spec.dtype:
+            return None
+        v = v.node.inputs[0]
+    fills = v.node.op.rules.fills if v.node is not None and v.node.op.kind == POINTWISE else None
+    number = None if fills is None else v.node.args[fills]
+    if not isinstance(number, (bool, int, float, complex)):
+        return None
+    if v.spec.dtype.kind == "b":
+        return bool(number)
+    return None if v.spec.dtype.is_integral and number != number // 1 else number
+
+
 # ------------------------------------------------------------------ reduction
 class Reduction(Declaration):
     """Combines elements along dims. Parameters: input, dim, keepdim (and more, static).
@@ -215,6 +240,7 @@ class Reduction(Declaration):
     map: Callable | None = None
     finish: Callable | None = None
     with_index = False  # accumulates (value, index)
+    of_one: Callable | None = None  # of_one(dtype) -> whether of one element it is that element, bit for bit
     empty_error: str | None = None
 
     def accumulate(d: dtype, attributes: tuple) -> dtype:

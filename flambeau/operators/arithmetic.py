@@ -65,6 +65,10 @@ class add(Elementwise):
 
     def signature(input: Operand, other: Operand, *, alpha: Scalar = 1): ...
 
+    def neutral(d):
+        zero = 0 if d.is_integral else -0.0  # -0.0 + 0.0 is 0.0
+        return {"input": zero, "other": zero}
+
     def lower(k, x, y, alpha):
         y = times(y, alpha)
         return x | y if x.type.kind == "b" else x + y
@@ -95,6 +99,9 @@ class sub(Elementwise):
     numbers_only = True
 
     def signature(input: Operand, other: Operand, *, alpha: Scalar = 1): ...
+
+    def neutral(d):
+        return {"other": 0}
 
     def lower(k, x, y, alpha):
         return x - times(y, alpha)
@@ -143,6 +150,9 @@ class mul(Elementwise):
 
     def signature(input: Operand, other: Operand): ...
 
+    def neutral(d):
+        return {"input": 1, "other": 1}
+
     def lower(k, x, y):
         return x & y if x.type.kind == "b" else x * y
 
@@ -166,6 +176,9 @@ class chain_product(Elementwise):
 
     def signature(g: Operand, derivative: Operand): ...
 
+    def neutral(d):
+        return {"derivative": 1}
+
     def lower(k, g, derivative):
         return choose(k, g.eq(0), g, g * derivative)
 
@@ -188,6 +201,9 @@ class true_divide(Elementwise):
     numbers_only = True
 
     def signature(input: Operand, other: Operand): ...
+
+    def neutral(d):
+        return {"other": 1}
 
     def lower(k, x, y):
         return x / y
@@ -304,6 +320,7 @@ class neg(Elementwise):
 
     functions = ("neg", "negative")
     methods = ("neg", "negative", "__neg__")
+    involution = True
     kinds = "uifc"
     instead = "Negation, the `-` operator, on a bool tensor is not supported: use the `~` or `logical_not()` operator instead."
 

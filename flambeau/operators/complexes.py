@@ -29,6 +29,8 @@ from flambeau.operators.rules import (
 class conj_physical(Pointwise):
     """The complex conjugate, as a copy; real elements stay."""
 
+    involution = True
+
     def signature(input: Tensor): ...
 
     def lower(k, x):
@@ -292,6 +294,7 @@ class abs_(Elementwise):
     name = "abs"
     functions = ("abs", "absolute")
     methods = ("abs", "absolute", "__abs__")
+    idempotent = True
     kinds = "uifc"
     types = to_real_types
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from flambeau.base.lazy import np
 from flambeau.core.dtype import BY_NAME as DTYPES
+from flambeau.core.dtype import bool_, promote_types
 from flambeau.core.formats import preserve_format, strides_in
 from flambeau.core.layout import broadcast_shapes
 from flambeau.core.spec import Spec
@@ -25,6 +26,20 @@ class to_dtype(Pointwise):
 
     def types(operands, args):
         return (operands[0].dtype,), args[1]
+
+    def simplify(out, input, dtype):
+        """No conversion to the type it has; and what went to a wider type first, as if it had not."""
+        if input.spec.dtype is dtype:
+            return input
+        before = input.node
+        if before is None or before.op is not to_dtype:
+            return None
+        source = before.args[0]
+        first, between = source.spec.dtype, input.spec.dtype
+        exact = promote_types(first, between) is between and (first.kind == between.kind or first is bool_)
+        if not exact or not (first is bool_ or first.kind == dtype.kind):
+            return None
+        return source if first is dtype else (to_dtype, (source, dtype))
 
     def lower(k, x, dtype):
         if dtype.name == "float16":  # in a fused kernel the value stays in a float32 register: round it here

@@ -18,6 +18,7 @@ class full(Pointwise):
 
     functions = ()
     in_place = False
+    fills = 1
     unread = ("size",)
 
     def signature(size, fill_value: Scalar, *, dtype=None, device=None): ...

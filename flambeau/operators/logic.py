@@ -115,6 +115,9 @@ class bitwise_or(Bitwise):
 
     methods = ("bitwise_or", "__or__", "__ror__")
 
+    def neutral(d):
+        return {"input": 0, "other": 0}
+
     def lower(k, x, y):
         return x | y
 
@@ -128,6 +131,9 @@ class bitwise_xor(Bitwise):
 
     methods = ("bitwise_xor", "__xor__", "__rxor__")
 
+    def neutral(d):
+        return {"input": 0, "other": 0}
+
     def lower(k, x, y):
         return x ^ y
 
@@ -140,6 +146,8 @@ class bitwise_not(Bitwise):
     """Every bit flipped; logical not of bool."""
 
     methods = ("bitwise_not", "__invert__")
+
+    involution = True
 
     def signature(input: Tensor): ...
 

@@ -177,6 +177,9 @@ class sum_(Summation):
 
     name = "sum"
 
+    def of_one(d):
+        return d.is_integral  # 0.0 + -0.0 is 0.0
+
     def vjp(g, out, input, dim, keepdim, dtype):
         return (to_type_of(restore_dims(g, input, dim, keepdim), input),)
 
@@ -299,6 +302,9 @@ class prod(Summation):
     def combine(k, a, b):
         return a & b if a.type.kind == "b" else a * b
 
+    def of_one(d):
+        return not d.is_complex
+
     def vjp(g, out, input, dim, keepdim, dtype):
         ops, x = REGISTRY, as_dtype(input, dtype)
         g = restore_dims(g, x, dim, keepdim)
@@ -326,6 +332,9 @@ class Extreme(Reduction):
         refuse_complex(op.name, input.dtype)
         refuse_empty(op.name, input.shape, dim)
         return Reduction.meta(op, input, dim, keepdim)
+
+    def of_one(d):
+        return True
 
     def vjp(g, out, input, dim, keepdim):
         return (share_among_ties(g, out, input, dim, keepdim),)

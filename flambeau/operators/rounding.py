@@ -42,6 +42,7 @@ class Rounding(Elementwise):
 class floor(Rounding):
     """Largest integer not above each element; integers stay."""
 
+    idempotent = True
     methods = ("floor", "__floor__")
 
     def lower(k, x):
@@ -55,6 +56,7 @@ class floor(Rounding):
 class ceil(Rounding):
     """Smallest integer not below each element; integers stay."""
 
+    idempotent = True
     methods = ("ceil", "__ceil__")
 
     def lower(k, x):
@@ -69,6 +71,7 @@ class trunc(Rounding):
     """Elements without their fraction; integers stay."""
 
     functions = ("trunc", "fix")
+    idempotent = True
     methods = ("trunc", "fix", "__trunc__")
 
     def lower(k, x):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from flambeau.base.lazy import np
 from flambeau.core.dtype import bool_, uint8
 from flambeau.core.spec import NumberSpec
+from flambeau.ir.kinds import uniform
 from flambeau.ir.op import REGISTRY, declare
 from flambeau.kernel.complexes import Complex, choose
 from flambeau.kernel.vmath import arithmetic as floats
@@ -56,6 +57,10 @@ class where(Elementwise):
                 f"Compare first, for instance x != 0."
             )
         return Elementwise.meta(op, condition, input, other)
+
+    def simplify(out, condition, input, other):
+        known = uniform(condition)
+        return None if known is None else input if known else other
 
     def lower(k, condition, x, y):
         return choose(k, condition, x, y)

@@ -120,6 +120,7 @@ class view_as_shape(View):
     functions = ()
     methods = ()
     reads_layout = True
+    keeps_order = True
 
     def signature(input: Tensor, size): ...
 
@@ -132,6 +133,16 @@ class view_as_shape(View):
                 f"{list(s.strides)} (at least one dim would span two subspaces). Use .reshape(...) instead."
             )
         return shape, strides, 0
+
+    def simplify(out, input, size):
+        """A shape given after another is given at once; a dim merged and split again then stays apart."""
+        before = input.node
+        if before is None or not before.op.rules.keeps_order:
+            return None
+        source = before.args[0]
+        if view_strides(source.spec.shape, source.spec.strides, out.spec.shape) is None:
+            return None
+        return view_as_shape, (source, tuple(out.spec.shape))
 
     def vjp(g, out, input, size):
         return (REGISTRY["reshape"](g, tuple(input.spec.shape)),)
@@ -221,6 +232,8 @@ class permute(View):
 class squeeze(View):
     """Dims of size 1 dropped: all of them, or those named by `dim` (an int or several) that have size 1."""
 
+    keeps_order = True
+
     def signature(input: Tensor, dim=None): ...
 
     def view(s: Spec, dim):
@@ -248,6 +261,8 @@ class squeeze(View):
 @declare
 class unsqueeze(View):
     """A dim of size 1 inserted at `dim`."""
+
+    keeps_order = True
 
     def signature(input: Tensor, dim): ...
 
