@@ -121,6 +121,10 @@ class Recording:
                 return False
         return True
 
+    def hangs_gradients(self) -> bool:
+        """Whether the function changes `.grad` of tensors that were there before."""
+        return bool(self.gradients or self.without_gradient or self.given_gradients)
+
     def count_writes(self, inputs: list) -> None:
         for target, _ in self.graph.writes:
             t = inputs[target.index] if target.constant is None else target.constant
@@ -153,16 +157,18 @@ def record(
     joint: bool = False,
     observer: Any = None,
     bases: Mapping[int, Tensor] | None = None,
+    regions: bool = False,
 ) -> Recording:
     """Run `function(*args)` once on stand-ins; `flat` and `structure` are its arguments as a pytree.
 
     `bases` are what an earlier trace found: where tensors from outside overlap and are written to, what they are all seen through.
+    `regions`: functions marked as pieces of their own are single nodes.
     `symbolic(i, dim)` says which sizes of input i are symbolic. `observer` is entered around the call and may give, by `payload()`, values whose
     tensors become results too: the function's result is then (result, payload). With `joint`, gradients are traced where the result has a history.
     """
     recorder = tracing.Recorder()
     recorder.symbolic, recorder.repeats = symbolic is not None, True
-    recorder.bases = dict(bases or {})
+    recorder.bases, recorder.regions = dict(bases or {}), regions
     guards = Guards()
     graph = recorder.graph
     stand_ins: list = []

@@ -10,6 +10,7 @@ from typing import Any
 
 from flambeau.compiler import compiled
 from flambeau.compiler.compiled import CompiledFunction, CompileError
+from flambeau.compiler.regions import nested_compile_region
 from flambeau.compiler.stances import set_stance
 from flambeau.ir import tracing
 from flambeau.kernel import artifacts
@@ -159,14 +160,6 @@ def assume_constant_result(fn: Callable) -> Callable:
 
     constant.__name__ = getattr(fn, "__name__", "constant")
     return constant
-
-
-def nested_compile_region(fn: Callable | None = None) -> Any:
-    """Mark a function that a program calls many times (a block of a model).
-
-    Nothing needs to be done for it here: equal blocks have equal kernels, which are generated and compiled once.
-    """
-    return nested_compile_region if fn is None else fn
 
 
 def cudagraph_mark_step_begin() -> None:

@@ -99,7 +99,7 @@ class CompiledFunction:
                 if x.spec.is_slow:
                     return self.function(*args, **kwargs)  # a subclass that sees each call
             else:
-                key.append(_leaf_key(x))
+                key.append(values.leaf_key(x))
         if len(inputs) > 1 and len(set(map(id, inputs))) != len(inputs):
             inputs = _merged(key, inputs)
         entries = self.entries.get(tuple(key))
@@ -154,7 +154,7 @@ class CompiledFunction:
                 return self.function(*args, **kwargs)
             varying = self._varying(loose, inputs)
             try:
-                entry = self._trace(args, kwargs, inputs, varying)
+                entry = self._trace(args, kwargs, varying)
             except Unsupported as e:
                 return self._give_up(str(e), args, kwargs)
             if varying:
@@ -181,7 +181,7 @@ class CompiledFunction:
         What Python's C code reads of a symbolic size (`range`, a float times a size) leaves no trace.
         """
         try:
-            other = self._trace(args, kwargs, inputs, frozenset())
+            other = self._trace(args, kwargs, frozenset(), regions=False)
         except Unsupported as e:
             return self._give_up(str(e), args, kwargs)
         if entry.recording.equals(other.recording, sizes):
@@ -230,13 +230,13 @@ class CompiledFunction:
         return frozenset(found)
 
     # ------------------------------------------------------------------ tracing
-    def _trace(self, args: tuple, kwargs: dict, inputs: list[Tensor], varying: frozenset) -> Entry:
-        entry = self._traced(args, kwargs, varying, {})
+    def _trace(self, args: tuple, kwargs: dict, varying: frozenset, regions: bool = True) -> Entry:
+        entry = self._traced(args, kwargs, varying, {}, regions)
         if entry.recording.bases:  # what it writes to overlaps other tensors that it reads
-            entry = self._traced(args, kwargs, varying, entry.recording.bases)
+            entry = self._traced(args, kwargs, varying, entry.recording.bases, regions)
         return entry
 
-    def _traced(self, args: tuple, kwargs: dict, varying: frozenset, bases: dict[int, Tensor]) -> Entry:
+    def _traced(self, args: tuple, kwargs: dict, varying: frozenset, bases: dict[int, Tensor], regions: bool) -> Entry:
         flat, structure = _flattened((args, kwargs))
         function = self.function
         observer = Observer(function, [x for x in flat if not isinstance(x, Tensor)])
@@ -265,6 +265,7 @@ class CompiledFunction:
                 joint=not mode.inference,
                 observer=observer,
                 bases=bases,
+                regions=regions and not varying,
             )
         except Exception as e:
             if self.fullgraph and not isinstance(e, TraceError):
@@ -345,32 +346,6 @@ def _merged(key: list, inputs: list[Tensor]) -> list[Tensor]:
     number = {id(x): i for i, x in reversed(list(enumerate(inputs)))}
     key.append(tuple(number[id(x)] for x in inputs))
     return list({id(x): x for x in inputs}.values())
-
-
-def _leaf_key(x: Any) -> Any:
-    if type(x) is slice:  # does not hash before Python 3.12
-        return (slice, _leaf_key(x.start), _leaf_key(x.stop), _leaf_key(x.step))
-    if values.is_plain(x):
-        return (type(x), repr(x) if isinstance(x, (float, complex)) else x)
-    return _Identity(x)
-
-
-class _Identity:
-    """An object as a key: itself."""
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: Any):
-        self.value = value
-
-    def __hash__(self) -> int:
-        return id(self.value)
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is _Identity and other.value is self.value
-
-    def __repr__(self) -> str:
-        return f"a {type(self.value).__name__}"
 
 
 def _difference(at: int, a: Any, b: Any) -> str:

@@ -20,6 +20,7 @@ from flambeau.core.epoch import epoch
 from flambeau.core.spec import Spec
 from flambeau.core.symbolic import show
 from flambeau.engine import eager, instruments
+from flambeau.engine.chain import Chain, plan_of, plan_run
 from flambeau.engine.plan import Plan, make_plan
 from flambeau.ir import bind
 from flambeau.ir.graph import Graph
@@ -44,8 +45,8 @@ class Entry:
         self.runs = 0
         self.sizes: dict[str, int] = NO_SIZES  # of a symbolic trace: those it was made with
         self.confirmed = False  # whether a trace at other sizes gave the same graph
-        self.forward_plans: dict[tuple, Plan] = {}
-        self.backward_plans: dict[tuple, Plan] = {}
+        self.forward_plans: dict[tuple, Plan | Chain] = {}
+        self.backward_plans: dict[tuple, Plan | Chain] = {}
         _every.add(self)
         graph, self.bound = optimise(recording.graph, _evaluate, instruments.show_graph)  # inputs behind all others
         taken = {v.index for v in recording.tangents}
@@ -128,7 +129,7 @@ class Entry:
         return "whether tensors from outside have a .grad, or its layout, changed"
 
     # ------------------------------------------------------------------ running
-    def _plan(self, table: dict[tuple, Plan], graph: Graph, sizes: dict[str, int]) -> Plan:
+    def _plan(self, table: dict[tuple, Plan | Chain], graph: Graph, sizes: dict[str, int]) -> Plan | Chain:
         key = tuple(sizes.values())
         found = table.get(key)
         if found is None:
@@ -136,7 +137,7 @@ class Entry:
                 table.pop(next(iter(table)))
             if sizes:
                 graph, _ = optimise(graph.concrete(sizes))
-            found = table[key] = make_plan(graph, graph.device(), self.tuned)
+            found = table[key] = plan_of(graph, graph.device(), self.tuned)
         return found
 
     def run(self, inputs: list[Tensor], sizes: dict[str, int]) -> Any:
@@ -145,14 +146,14 @@ class Entry:
             plan = self.forward_plans.get(())
             if plan is not None:
                 self.runs += 1
-                return eager.run_plan(plan, [*inputs, *self.constants, *self.bound])[0]
+                return plan_run(plan, [*inputs, *self.constants, *self.bound])[0]
         recording = self.recording
         given = recording.values(inputs) + self.bound
         plan = self._plan(self.forward_plans, self.graph, sizes)
         if not self.joint:
-            outs = eager.run_plan(plan, given)
+            outs = plan_run(plan, given)
         else:
-            outs = eager.run_plan(plan, [given[i] for i in self.reads])
+            outs = plan_run(plan, [given[i] for i in self.reads])
             outs = self._attach(given, inputs, outs, sizes)
         self.runs += 1
         if mode.inference:
@@ -208,7 +209,7 @@ class Entry:
             tangents.append(g)
         plan = self._plan(self.backward_plans, self.backward_graph, sizes)
         operands = [tangents[at] if kind == "tangent" else x for (kind, at), x in zip(self.backward_reads, kept)]
-        return list(eager.run_plan(plan, operands))
+        return list(plan_run(plan, operands))
 
 
 def _evaluate(graph: Graph) -> list[Tensor]:

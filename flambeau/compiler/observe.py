@@ -84,6 +84,18 @@ def kind_of(frame: types.FrameType) -> int:
     return found
 
 
+class _Current(threading.local):
+    observer: Observer | None = None
+
+
+_current = _Current()
+
+
+def active() -> Observer | None:
+    """This thread's observer."""
+    return _current.observer
+
+
 class Effect:
     """A side effect that each replay repeats: `apply(value)`."""
 
@@ -115,6 +127,7 @@ class Observer:
     # ------------------------------------------------------------------ around the call
     def __enter__(self) -> Observer:
         self._before = sys.gettrace()
+        self._outer, _current.observer = active(), self
         self._thread = threading.get_ident()
         with _print_lock:
             builtins.print = self._record_print
@@ -123,6 +136,7 @@ class Observer:
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         sys.settrace(self._before)
+        _current.observer = self._outer
         with _print_lock:
             builtins.print = _print
         if error is not None:
@@ -422,6 +436,19 @@ class Observer:
         for at, (before, _) in self._changed.items():
             if at in self._objects:
                 _refill(self._objects[at], before)
+
+    def effects_seen(self) -> tuple[int, ...]:
+        """How many side effects were met so far."""
+        return len(self._written), len(self._changed), len(self._printed), len(self.problems)
+
+    def rest_on(self, guards: Iterable[Guard], modules: Iterable[Any]) -> None:
+        """Take over what was found otherwise: reads of objects from outside, and modules whose state counts."""
+        for g in guards:
+            self._objects[id(g.holder)] = g.holder
+            self._outside.setdefault(id(g.holder), g.holder)
+            self._guards.setdefault((g.kind, id(g.holder), g.name), (g.value, g.text))
+        for m in modules:
+            self._meet(m)
 
     def guards(self) -> list[Guard]:
         return [

@@ -1,6 +1,6 @@
 """Which Python values compare by what they are: plain values, containers of them, modules in the sense of `nn`; all else counts by identity.
 
-May not know: guards, tensors. Entry: `is_plain`, `snapshot`, `same`.
+May not know: guards, tensors. Entry: `is_plain`, `snapshot`, `same`, `leaf_key`.
 """
 
 from __future__ import annotations
@@ -125,3 +125,30 @@ def lacks(x: Any, name: str) -> bool:
     ):
         return False
     return name not in x.__dict__ and not any(name in c.__dict__ or "__getattr__" in c.__dict__ for c in kind.__mro__)
+
+
+def leaf_key(x: Any) -> Any:
+    """An argument that is no tensor as part of a key."""
+    if type(x) is slice:  # does not hash before Python 3.12
+        return (slice, leaf_key(x.start), leaf_key(x.stop), leaf_key(x.step))
+    if is_plain(x):
+        return (type(x), repr(x) if isinstance(x, (float, complex)) else x)
+    return _Identity(x)
+
+
+class _Identity:
+    """An object as a key: itself."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any):
+        self.value = value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is _Identity and other.value is self.value
+
+    def __repr__(self) -> str:
+        return f"a {type(self.value).__name__}"

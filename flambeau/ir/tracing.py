@@ -76,6 +76,7 @@ class Recorder:
         self.stamped: list[Any] = []  # tensors from outside that were written to, in order
         self.symbolic = False  # whether inputs have symbolic sizes
         self.repeats = False  # whether the graph is replayed as it is: random numbers would come out the same each time
+        self.regions = False  # whether functions that are marked so are pieces of their own
         self.cleared: set[int] = set()  # ids of tensors from outside whose `.grad` was set anew
         self.hosts: list[Callable[[], tuple]] = []  # what gives the numbers that each replay computes anew
         self.conditions: list[
