@@ -20,9 +20,9 @@ from flambeau.core.epoch import epoch
 from flambeau.core.spec import Spec
 from flambeau.core.symbolic import show
 from flambeau.engine import eager, instruments
-from flambeau.engine.chain import Chain, plan_of, plan_run
+from flambeau.engine.chain import Chain, Region, plan_of, plan_run
 from flambeau.engine.plan import Plan, make_plan
-from flambeau.ir import bind
+from flambeau.ir import bind, tracing
 from flambeau.ir.graph import Graph
 from flambeau.passes.pipeline import optimise
 from flambeau.passes.split import split_joint
@@ -190,9 +190,30 @@ class Entry:
         mode.enabled = enabled
         if attached:
             node.entry, node.sizes = self, sizes
+            node.inputs = [weakref.ref(x) for x in inputs]  # for derivatives of the gradient
+            node.versions_given = [x.storage.version for x in inputs]
+            node.others = given[len(inputs) :]
             node.saved = kept
             node.counts = [x.storage.version if isinstance(x, Tensor) else None for x in kept]
         return results
+
+    def gradients_taped(self, given: list, grads: list, sizes: dict[str, int]) -> list:
+        """The same as ops that can be differentiated in turn, or transformed: the function and its backward again, op by op, from what
+        the call was given."""
+        recording = self.recording
+        if not recording.wanted:
+            return [None] * len(recording.unreached)
+        graph = (recording.graph.concrete(sizes) if sizes else recording.graph).copied()
+        graph.outputs, graph.writes = graph.outputs[recording.results :], []
+        graph.remove_dead()
+        rest, operands = iter(given), []
+        for v in graph.inputs:
+            if type(v.constant) is not tracing.Tangent:
+                operands.append(next(rest))
+                continue
+            g = grads[v.constant.number]
+            operands.append(tape.zeros(v.spec) if g is None else g.to(v.spec.dtype))
+        return _interpret(graph, operands)
 
     def gradients(self, kept: list, grads: list, sizes: dict[str, int]) -> list:
         """Gradients of what is wanted, from gradients of the differentiable results."""
@@ -218,6 +239,19 @@ def _evaluate(graph: Graph) -> list[Tensor]:
     return list(outs) if type(outs) is tuple else [outs]
 
 
+def _interpret(graph: Graph, operands: list) -> list:
+    """A graph's results op by op, through whatever interpreters are in force."""
+    env = dict(zip(graph.inputs, operands))
+    for node in graph.nodes:
+        if type(node.op) is Region:
+            outs = _interpret(node.op.body, [env[v] for v in node.args])
+        else:
+            positional, keywords = tape.call_arguments(node, env)
+            outs = node.op(*positional, **keywords)
+        env.update(zip(node.outputs, outs if isinstance(outs, (tuple, list)) else (outs,)))
+    return [env[v] for v in graph.outputs]
+
+
 _every: weakref.WeakSet[Entry] = weakref.WeakSet()
 
 
@@ -240,19 +274,31 @@ def _concrete(n: int, sizes: dict[str, int]) -> int:
 class CompiledNode(CustomNode):
     """The history of a compiled function's results."""
 
-    __slots__ = ("entry", "sizes", "counts")
+    __slots__ = ("entry", "sizes", "counts", "inputs", "versions_given", "others")
 
     def backward(self, grads: list, create_graph: bool) -> list:
-        """See `Entry.gradients`."""
+        """See `Entry.gradients`, or `gradients_taped` where the gradients need a history or are transformed."""
         kept = self.saved
         if kept is None:
             self.complain_of_freed()
-        if create_graph or any(g is not None and g.spec.is_slow for g in grads) or bind.stack.items:
-            raise RuntimeError(
-                "compile: the gradient of a compiled function is compiled as well and cannot be differentiated again or transformed. "
-                "Call the function itself where create_graph=True or a transform of flambeau.func is wanted."
-            )
         for x, count in zip(kept, self.counts):
             if count is not None and x.storage.version != count:
                 self.complain_of_version(x, count)
+        if create_graph or any(g is not None and g.spec.is_slow for g in grads) or bind.stack.items:
+            return self.entry.gradients_taped([*self._given(), *self.others], grads, self.sizes)
         return self.entry.gradients(kept, grads, self.sizes)
+
+    def _given(self) -> list[Tensor]:
+        """The arguments of the call. Raises: RuntimeError if one is gone or was written to."""
+        given = []
+        for ref, count in zip(self.inputs, self.versions_given):
+            x = ref()
+            if x is None:
+                raise RuntimeError(
+                    "compile: the gradient of a compiled function is differentiated by running the function again, and an argument of its call "
+                    "is gone. Keep the arguments until backward with create_graph=True, or call the function itself there."
+                )
+            if x.storage is not None and x.storage.version != count:
+                self.complain_of_version(x, count)
+            given.append(x)
+        return given

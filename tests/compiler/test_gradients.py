@@ -9,7 +9,7 @@ import pytest
 
 import flambeau as torch
 from flambeau.compiler import CompileError
-from tests.compiler.conftest import equal, traces
+from tests.compiler.conftest import close, equal, traces
 
 
 def leaf(*shape: int) -> Any:
@@ -131,11 +131,51 @@ def test_a_saved_result_that_was_written_to_raises() -> None:
         y.sum().backward()
 
 
-def test_create_graph_is_refused() -> None:
-    f = torch.compile(lambda x: (x**3).sum(), fullgraph=True)
-    x = leaf(3)
-    with pytest.raises(RuntimeError, match="create_graph"):
-        torch.autograd.grad(f(x), x, create_graph=True)
+def test_gradients_of_gradients() -> None:
+    w = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+
+    def f(x: Any, y: Any) -> Any:
+        return (torch.tanh(x @ w) * y).sum(1).exp(), (x**3).sum()
+
+    c = torch.compile(f, fullgraph=True)
+    for n in (5, 6, 7):  # of static and of symbolic sizes
+        x = torch.randn(n, 4, dtype=torch.float64, requires_grad=True)
+        y = torch.randn(n, 3, dtype=torch.float64, requires_grad=True)
+        assert torch.autograd.gradgradcheck(c, (x, y))
+        found = []
+        for g in (c, f):
+            (first,) = torch.autograd.grad(g(x, y)[0].sum(), x, create_graph=True)
+            found.append((first, *torch.autograd.grad(first.square().sum(), (w, y))))
+        for a, b in zip(*found):
+            close(a, b)
+
+
+def test_gradients_of_gradients_draw_the_same_numbers() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.5), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+    block = torch.compiler.nested_compile_region(lambda x: model(x).sum() * x.sum())
+    x = torch.randn(3, 4, requires_grad=True)
+    for f in (lambda x: model(x).sum() * x.sum(), lambda x: block(x) + block(x * 2)):
+        found = []
+        for g in (torch.compile(f), f):
+            torch.manual_seed(0)
+            (first,) = torch.autograd.grad(g(x), x, create_graph=True)
+            found.append((first, *torch.autograd.grad(first.square().sum(), model[0].weight)))
+        for a, b in zip(*found):
+            close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_gradients_of_gradients_need_the_arguments() -> None:
+    c = torch.compile(lambda x: (x + 2).sum())  # saves nothing
+    x = torch.randn(3, requires_grad=True)
+    out = c(x * 1)
+    with pytest.raises(RuntimeError, match="Keep the arguments"):
+        torch.autograd.grad(out, x, create_graph=True)
+    y = x * 1
+    out = c(y)
+    with torch.no_grad():
+        y.add_(1)
+    with pytest.raises(RuntimeError, match="modified"):
+        torch.autograd.grad(out, x, create_graph=True)
 
 
 def test_no_grad_and_grad_keep_apart() -> None:
