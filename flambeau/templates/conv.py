@@ -6,7 +6,7 @@ rows is computed and not stored.
     conv_tiles    height x 2 vectors of sums, one fused multiply-add each per channel and tap, from the bias on
 The sum of an element starts with the bias and runs over channels, then taps: it does not depend on threads or tiles.
 
-May not know: tensors, gradients. Entry: `convolution`, `takes`.
+bfloat16 goes to `conv_amx` where the machine has tiles. May not know: tensors, gradients. Entry: `convolution`, `takes`.
 """
 
 from __future__ import annotations
@@ -18,16 +18,18 @@ from flambeau.base.record import record, replace
 from flambeau.kernel import target as targets
 from flambeau.kernel.dsl import Function, Module, Value
 from flambeau.kernel.target import Target
-from flambeau.kernel.types import Type, f64, i64, ptr
+from flambeau.kernel.types import Type, i64, ptr
+from flambeau.templates import conv_amx
 from flambeau.templates.choice import Question, asked, size_class
+from flambeau.templates.conv_amx import lower_amx
 from flambeau.templates.conv_planes import Planes, fused, multiply_add, planes_of, weight_offsets
+from flambeau.templates.conv_store import INDEX_FIELDS, VECTORS, index_places, lies_whole, record_bytes, store_tile
 from flambeau.templates.gemm_pack import pack_function, padded_depth
 from flambeau.templates.launch import Launch, Lowered, Recipe
 from flambeau.templates.loop_program import MEMORY, REGISTER
 from flambeau.templates.windows import ABI
 
 DTYPES = ("float32", "float64", "float16", "bfloat16")
-VECTORS = 2
 MOST_UNROLLED = 9  # taps written out one after the other
 TILES = 64  # column tiles of a unit at most: their indices stay in L1
 PANEL_BYTES = 3 << 18  # panels that stay in L2 while tiles of places pass by
@@ -46,7 +48,7 @@ WEIGHT_FIELDS = (
 )
 TILE_FIELDS = (
     "units", "grain", "rows", "panels", "channels", "taps", "images", "groups", "row_blocks", "block_panels", "column_blocks", "block_tiles",
-    "places", "pitch", "plane_pitch", "c0", "c1", "c2", "plane", "image", "panel_size", "out_row", "out_at", "o0", "o1", "o2", "has_bias", "bias_step", "limit",
+    *INDEX_FIELDS, "plane", "image", "panel_size", "out_row", "out_at", "has_bias", "bias_step",
 )  # fmt: skip
 
 
@@ -101,7 +103,7 @@ def build_tiles(target: Target, dtype: str, height: int, taps: int, direct: bool
     width = lanes * VECTORS
     module = Module(target.vector_bytes * 8, native_bf16=target.has("avx512bf16"))
     micro = {
-        masked: build_micro(module, compute, memory, lanes, height, taps, masked, fused(target))
+        masked: build_micro(module, target, compute, memory, height, taps, masked)
         for masked in ((False, True) if direct else (False,))
     }
     k = module.function("kernel", ABI)
@@ -111,7 +113,7 @@ def build_tiles(target: Target, dtype: str, height: int, taps: int, direct: bool
     }
     p = {name: k.load(slot["block"], i64, i) for i, name in enumerate(TILE_FIELDS)}
     table = k.offset(slot["block"], 8 * len(TILE_FIELDS))
-    record = width * 8 + 64  # indices of the places (-1: not stored), then per vector whether all go side by side
+    record = record_bytes(lanes)
     scratch = k.offset(slot["scratch"], tid * (TILES * record))
     with k.range(begin, end) as unit:
         rest, column_block = unit // p["column_blocks"], unit % p["column_blocks"]
@@ -133,10 +135,10 @@ def build_tiles(target: Target, dtype: str, height: int, taps: int, direct: bool
             place = (first + tile) * width
             arguments = (p["channels"], p["taps"], table, a, k.offset(channels, place, compute), p["plane"], out, p["out_row"],
                          k.offset(scratch, tile * record), rows, k.offset(slot["bias"], row * p["bias_step"], memory),
-                         p["has_bias"], p["bias_step"], p["limit"] - place)  # fmt: skip
+                         p["has_bias"], p["bias_step"], p["places"] - place)  # fmt: skip
             if direct:
                 k.when_else(
-                    place + width > p["limit"],
+                    place + width > p["places"],
                     lambda: k.call(micro[True], *arguments),
                     lambda: k.call(micro[False], *arguments),
                 )
@@ -153,30 +155,8 @@ def build_tiles(target: Target, dtype: str, height: int, taps: int, direct: bool
     return module
 
 
-def index_places(k: Function, p: dict[str, Value], start: Value, record: Value, lanes: int) -> None:
-    """Where in a channel of the result each place of a tile goes, or -1; per vector, whether all are stored, side by side."""
-    for v in range(VECTORS):
-        place = k.iota(i64.vec(lanes)) + k.splat(start + v * lanes, lanes)
-
-        def quotient(x: Value, by: Value) -> Value:  # exact: places stay below 2**50
-            return ((x.to(f64) + 0.5) * k.splat(1.0 / by.to(f64), lanes)).truncated(i64)
-
-        a = quotient(place, p["plane_pitch"])
-        rest = place - a * k.splat(p["plane_pitch"], lanes)
-        b = quotient(rest, p["pitch"])
-        c = rest - b * k.splat(p["pitch"], lanes)
-        c0, c1, c2 = (k.splat(p[name], lanes) for name in ("c0", "c1", "c2"))
-        o0, o1, o2 = (k.splat(p[name], lanes) for name in ("o0", "o1", "o2"))
-        stored = (a < c0) & (b < c1) & (c < c2)
-        index = a * o0 + b * o1 + c * o2
-        in_line = index.eq(k.iota(i64.vec(lanes)) + k.splat(k.extract(index, 0), lanes))
-        k.store(record, k.select(stored, index, k.const(i64.vec(lanes), -1)), v * lanes)
-        some_apart = k.any(~(stored & in_line))
-        k.store(record, k.select(some_apart, k.const(i64, 0), k.const(i64, 1)), VECTORS * lanes + v)
-
-
 def build_micro(
-    module: Module, compute: Type, memory: Type, lanes: int, height: int, taps: int, masked: bool, fused: bool
+    module: Module, target: Target, compute: Type, memory: Type, height: int, taps: int, masked: bool
 ) -> Function:
     """The sums of `height` channels by two vectors of places over all input channels and taps, stored where the record says."""
     k = module.function(
@@ -186,6 +166,7 @@ def build_micro(
         internal=True,
     )  # fmt: skip
     channels, count, table, a, b, plane, out, out_row, record, rows, bias, has_bias, bias_step, left = k.args
+    lanes, one = target.vector_bytes // compute.size, fused(target)
     vector = compute.vec(lanes)
     sums = [[k.var(vector, 0) for _ in range(VECTORS)] for _ in range(height)]
     with k.when(has_bias.ne(0)):
@@ -204,7 +185,7 @@ def build_micro(
         for i in range(height):
             x = k.splat(k.load(k.offset(weights, (at * height + i) * compute.size), compute), lanes)
             for v in range(VECTORS):
-                sums[i][v].set(multiply_add(k, fused, x, y[v], sums[i][v].get()))
+                sums[i][v].set(multiply_add(k, one, x, y[v], sums[i][v].get()))
 
     def channel(many: int) -> None:
         """The next `many` channels (one, unless there is one tap)."""
@@ -230,7 +211,6 @@ def build_micro(
         channel(1)
 
     tile = k.stack(height * VECTORS * lanes * compute.size)
-    full = k.load(record, i64, VECTORS * lanes) & k.load(record, i64, VECTORS * lanes + 1)
 
     def straight() -> None:
         to = k.offset(out, k.load(record, i64), memory)
@@ -242,22 +222,9 @@ def build_micro(
         for i in range(height):
             for v in range(VECTORS):
                 k.store(tile, sums[i][v].get(), (i * VECTORS + v) * lanes)
-        with k.range(0, rows) as i:
-            line, to = k.offset(tile, i * (VECTORS * lanes), compute), k.offset(out, i * out_row, memory)
-            for v in range(VECTORS):
-                value = k.load(line, vector, v * lanes).to(memory)
-                index = k.load(record, i64.vec(lanes), v * lanes)
+        store_tile(k, target, tile, record, out, out_row, rows, compute, memory, lanes)
 
-                def all_of_it(v: int = v, value: Value = value, to: Value = to) -> None:
-                    k.store(to, value, k.load(record, i64, v * lanes))
-
-                def some_of_it(index: Value = index, value: Value = value, to: Value = to) -> None:
-                    k.scatter(to, value, index, mask=index >= 0)
-
-                k.when_else(k.load(record, i64, VECTORS * lanes + v).ne(0), all_of_it, some_of_it)
-
-    adjacent = k.load(record, i64, lanes).eq(k.load(record, i64) + lanes)
-    k.when_else((rows >= height) & full.ne(0) & adjacent, straight, by_index)
+    k.when_else((rows >= height) & lies_whole(k, record, lanes), straight, by_index)
     k.ret()
     return k
 
@@ -329,7 +296,7 @@ def _unit_of(s: Sums, target: Target, threads: int, b: Blocking) -> tuple[int, i
     """(tiles of places, panels) of a unit, and the elements of a panel."""
     width = target.vector_bytes // REGISTER[s.dtype].size * VECTORS
     panels = -(-s.rows // b.height)
-    column_tiles = -(-places_of(s) // width)
+    column_tiles = -(-s.planes.places_of(s.counts) // width)
     block_tiles, block_panels = min(b.tiles, column_tiles), min(b.panels, panels) if b.panels else panels
     wanted = b.per_thread * threads if threads > 1 else 1
 
@@ -343,14 +310,13 @@ def _unit_of(s: Sums, target: Target, threads: int, b: Blocking) -> tuple[int, i
     return block_tiles, block_panels, padded_depth(s.channels * len(s.taps)) * b.height + 64
 
 
-def places_of(s: Sums) -> int:
-    """Places of a plane that are counted through, those between rows too."""
-    return (s.counts[0] - 1) * s.planes.plane_pitch + (s.counts[1] - 1) * s.planes.pitch + s.counts[2]
-
-
-def sums_over_planes(s: Sums, out: int, packed: int, threads: int, blocking: Blocking | None = None) -> Lowered:
+def sums_over_planes(
+    s: Sums, out: int, packed: int, threads: int, blocking: Blocking | conv_amx.Blocking | None = None
+) -> Lowered:
     """Launches from the planes and operands 1 w and, if there is one, 2 bias; scratch buffers `packed` and the next one."""
     target, compute = targets.current(), REGISTER[s.dtype]
+    if s.planes.paired:
+        return lower_amx(s, out, packed, threads)
     lanes = target.vector_bytes // compute.size
     rows, channels, taps = s.rows, s.channels, len(s.taps)
     b = blocking or blocking_of(s, target, threads)
@@ -368,20 +334,20 @@ def sums_over_planes(s: Sums, out: int, packed: int, threads: int, blocking: Blo
 
     width = lanes * VECTORS
     pitch, plane_pitch = s.planes.pitch, s.planes.plane_pitch
-    places = places_of(s)
+    places = s.planes.places_of(s.counts)
     column_tiles = -(-places // width)
     blocks = s.images * s.groups * -(-column_tiles // block_tiles) * -(-panels // block_panels)
     work = block_tiles * width * block_panels * height * max(depth, 16)  # where nothing is summed, zeros are written
     fields = (blocks, max(1, (1 << 17) // work), rows, panels, channels, taps, s.images, s.groups, -(-panels // block_panels),
-              block_panels, -(-column_tiles // block_tiles), block_tiles, places, pitch, plane_pitch, *s.counts, s.planes.channel_step,
-              s.planes.image_step, panel_size, s.out_row, s.out_at, *s.out_steps, int(s.bias_stride is not None), s.bias_stride or 0, places,
+              block_panels, -(-column_tiles // block_tiles), block_tiles, places, pitch, plane_pitch, *s.counts, *s.out_steps,
+              s.planes.channel_step, s.planes.image_step, panel_size, s.out_row, s.out_at, int(s.bias_stride is not None), s.bias_stride or 0,
               *s.taps)  # fmt: skip
     written_out = taps if taps <= MOST_UNROLLED else 0
     direct = s.planes.launch is None
     recipe = Recipe("conv_tiles", (s.dtype, height, written_out, direct, tiles_outside), build_tiles)
     flops = 2 * s.images * s.groups * rows * math.prod(s.counts) * depth
     launches.append(Launch(recipe, (s.planes.slot, packed, 2, out, packed + 1), fields, flops))
-    own = TILES * (width * 8 + 64)
+    own = TILES * record_bytes(lanes)
     return Lowered(tuple(launches), ((s.groups * panels * panel_size + 64) * compute.size, threads * own + 64))
 
 
@@ -409,7 +375,8 @@ def convolution(
     if images * outs * math.prod(counts) == 0:
         return Lowered(())
     out = 2 if bias_stride is None else 3
-    planes = planes_of(x_shape, x_strides, kernel, counts, stride, low, dilation, dtype, out + 1)
+    paired = groups if conv_amx.serves(dtype, targets.current()) else 0
+    planes = planes_of(x_shape, x_strides, kernel, counts, stride, low, dilation, dtype, out + 1, pair_groups=paired)
     filled = Lowered(()) if planes.launch is None else Lowered((planes.launch,), (planes.scratch_bytes,))
     size = math.prod(counts)
     steps = (planes.counts[1] * planes.counts[2], planes.counts[2], 1)
@@ -419,7 +386,7 @@ def convolution(
         size, 0, steps, bias_stride, dtype,
     )  # fmt: skip
 
-    def lowered(blocking: Blocking | None) -> Lowered:
+    def lowered(blocking: Blocking | conv_amx.Blocking | None) -> Lowered:
         summed = sums_over_planes(sums, out, out + 1 + len(filled.scratch_bytes), threads, blocking)
         return Lowered((*filled.launches, *summed.launches), (*filled.scratch_bytes, *summed.scratch_bytes))
 
@@ -435,7 +402,7 @@ def convolution(
         return Question(
             "convolution",
             (dtype, size_class(images), *words),
-            blockings(sums, targets.current(), threads),
+            conv_amx.blockings(sums, threads) if planes.paired else blockings(sums, targets.current(), threads),
             tuple(operands),
             True,
             threads,

@@ -4,7 +4,8 @@
     planes.taps[t]        # offset of tap t in a plane, from the place it is read for
     planes.launch         # fills scratch buffer `slot`; None where the input serves as it is
 
-Place (a, b, c) of the result is element a * plane_pitch + b * pitch + c of a plane. May not know: what is summed. Entry: `planes_of`, `fill_plane`.
+Place (a, b, c) of the result is element a * plane_pitch + b * pitch + c of a plane. Planes of pairs hold two 16-bit channels of a group side by
+side, as instructions that add products in pairs want them. May not know: what is summed. Entry: `planes_of`, `fill_plane`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Sequence
 from flambeau.base.record import record
 from flambeau.kernel.dsl import Function, Module, Value
 from flambeau.kernel.target import Target
-from flambeau.kernel.types import Type, i64, ptr, u32
+from flambeau.kernel.types import Type, i64, ptr, u16, u32
 from flambeau.templates.launch import Launch, Recipe
 from flambeau.templates.loop_program import MEMORY, REGISTER
 from flambeau.templates.windows import ABI, three
@@ -27,6 +28,7 @@ PLANE_FIELDS = (
     "units", "grain", "n0", "n1", "n2", "p0", "p1", "p2", "s0", "s1", "s2", "f0", "f1", "f2", "q0", "q1", "q2", "x0", "x1", "x2", "channels",
     "xn", "xc",
 )  # fmt: skip
+PAIR_PLANE_FIELDS = (*PLANE_FIELDS, "group_channels", "pairs", "plane")
 
 
 def fused(target: Target) -> bool:
@@ -63,6 +65,25 @@ def build_planes(target: Target, dtype: str, reading: str) -> Module:
     return module
 
 
+def build_pair_planes(target: Target, reading: str) -> Module:
+    """Slots: x, planes, block. A unit is the plane of two channels of a group; channels that are not there are zeros."""
+    module = Module(target.vector_bytes * 8)
+    k = module.function("kernel", ABI)
+    slots, begin, end, _ = k.args
+    x, planes, block = (k.load(slots, ptr, i) for i in range(3))
+    p = {name: k.load(block, i64, i) for i, name in enumerate(PAIR_PLANE_FIELDS)}
+    groups = p["channels"] // p["group_channels"]
+    with k.range(begin, end) as unit:
+        rest, pair = unit // p["pairs"], unit % p["pairs"]
+        image, channel = rest // groups, rest % groups * p["group_channels"] + pair * 2
+        source = k.offset(x, image * p["xn"] + channel * p["xc"], u16)
+        there = [pair * 2 + i < p["group_channels"] for i in range(2)]
+        to = k.offset(planes, unit * p["plane"], u32)
+        fill_plane(k, p, source, to, u16, u32, target.vector_bytes // 4, reading, there=there)
+    k.ret()
+    return module
+
+
 def reading_of(step: int, stride: int) -> str:
     """How a row of a plane is read: "row" where elements are neighbours, "pairs" where every other one counts, else "any"."""
     return "any" if step != 1 else {1: "row", 2: "pairs"}.get(stride, "any")
@@ -78,10 +99,12 @@ def fill_plane(
     lanes: int,
     reading: str,
     own: bool = False,
+    there: Sequence[Value] = (),
 ) -> None:
     """One channel, padded and split by phase: to[r0, r1, r2, i0, i1, i2] = source[i * s + r - low] for the phases r < f that taps use.
 
-    In memory of its `own`, a row may be written past its end: the next one mends it.
+    In memory of its `own`, a row may be written past its end: the next one mends it. With `there` it is two channels side by side, bits of
+    16 each, which the two values say to be there or not.
     """
     line = k.var(ptr, to)
     lane = k.iota(u32.vec(lanes))
@@ -94,24 +117,29 @@ def fill_plane(
     ):
         y0, y1, first = i0 * p["s0"] + r0 - p["p0"], i1 * p["s1"] + r1 - p["p1"], r2 - p["p2"]
         inside = (y0 >= 0) & (y0 < p["n0"]) & (y1 >= 0) & (y1 < p["n1"])
-        last = k.splat(k.select(inside, p["n2"], k.const(i64, 0)).to(u32), lanes)
+        lasts = [k.splat(k.select(inside & i, p["n2"], k.const(i64, 0)).to(u32), lanes) for i in there or (inside,)]
         row = k.offset(source, y0 * p["x0"] + y1 * p["x1"], memory)
 
-        def within(at: Value, last: Value = last) -> Value:
+        def within(at: Value, last: Value) -> Value:
             """Which of the elements from `at` on there are; without a sign, those in front are far behind."""
             return lane + k.splat(at.to(u32), lanes) < last
 
-        with k.range(0, p["q2"], lanes) as j:
+        def elements(row: Value, j: Value, last: Value, first: Value = first) -> Value:
             if reading == "row":
                 at = j + first
-                value = k.load(row, memory.vec(lanes), at, mask=within(at))
-            elif reading == "pairs":
+                return k.load(row, memory.vec(lanes), at, mask=within(at, last))
+            if reading == "pairs":
                 at = j * 2 + first
-                halves = [k.load(row, memory.vec(lanes), at + h, mask=within(at + h)) for h in (0, lanes)]
-                value = k.shuffle(*halves, range(0, 2 * lanes, 2))
-            else:
-                at = (k.iota(i64.vec(lanes)) + k.splat(j, lanes)) * k.splat(p["s2"], lanes) + k.splat(first, lanes)
-                value = k.gather(row, memory, at * k.splat(p["x2"], lanes), mask=at.to(u32.vec(lanes)) < last)
+                halves = [k.load(row, memory.vec(lanes), at + h, mask=within(at + h, last)) for h in (0, lanes)]
+                return k.shuffle(*halves, range(0, 2 * lanes, 2))
+            at = (k.iota(i64.vec(lanes)) + k.splat(j, lanes)) * k.splat(p["s2"], lanes) + k.splat(first, lanes)
+            return k.gather(row, memory, at * k.splat(p["x2"], lanes), mask=at.to(u32.vec(lanes)) < last)
+
+        with k.range(0, p["q2"], lanes) as j:
+            value = elements(row, j, lasts[0])
+            if there:
+                second = elements(k.offset(row, p["xc"], memory), j, lasts[1])
+                value = value.to(compute) | (second.to(compute) << 16)
             k.store(line.get(), value.to(compute), j, mask=None if own else k.tail_mask(p["q2"] - j, lanes))
         line.set(k.offset(line.get(), p["q2"], compute))
 
@@ -137,6 +165,7 @@ class Planes:
     slot: int  # the operand that holds them
     launch: Launch | None
     scratch_bytes: int
+    paired: bool = False  # two channels to a plane
 
     @property
     def pitch(self) -> int:
@@ -154,7 +183,11 @@ class Planes:
     @property
     def places(self) -> int:
         """From the first place to the last, with what lies between rows."""
-        a, b, c = self.counts
+        return self.places_of(self.counts)
+
+    def places_of(self, counts: tuple[int, int, int]) -> int:
+        """From the first place to the last, for other counts of a result that reads these planes."""
+        a, b, c = counts
         return (a - 1) * self.plane_pitch + (b - 1) * self.pitch + c
 
 
@@ -168,8 +201,13 @@ def planes_of(
     dilation: Sequence[int],
     dtype: str,
     slot: int,
+    *,
+    pair_groups: int = 0,
 ) -> Planes:
-    """Planes of operand 0 [N, C, *L] in buffer `slot`, or operand 0 itself where nothing has to be copied."""
+    """Planes of operand 0 [N, C, *L] in buffer `slot`, or operand 0 itself where nothing has to be copied.
+
+    With `pair_groups` planes are of pairs of channels in that many groups, an odd number of cache lines apart, so that they do not share sets.
+    """
     compute = REGISTER[dtype]
     images, channels = x_shape[:2]
     k3, c3, s3, d3 = three(kernel, 1), three(counts, 1), three(stride, 1), three(dilation, 1)
@@ -180,6 +218,20 @@ def planes_of(
     plane = math.prod(f3) * math.prod(q3)
     fields = (*n3, *p3, *s3, *f3, *q3, *x3, channels, *x_strides[:2])
     reading = reading_of(x3[2], s3[2])
+    if pair_groups:
+        per_group = channels // pair_groups
+        pairs, step = -(-per_group // 2), (-(-plane // 32) * 2 + 1) * 16
+        units = images * pair_groups * pairs
+        fields = (*fields, per_group, pairs, step)
+        launch = Launch(
+            Recipe("conv_pair_planes", (reading,), build_pair_planes),
+            (0, slot),
+            (units, max(1, 8192 // plane), *fields),
+        )
+        scratch = (units * step + SLACK + max(taps)) * 4
+        return Planes(
+            c3, tuple(q3), taps, fields, reading, plane, step, step * pairs * pair_groups, slot, launch, scratch, True
+        )
     dense = all(x3[d] == math.prod(n3[d + 1 :]) or n3[d] == 1 for d in range(3))
     plain = dense and all(s == 1 for s in s3) and not any(p3) and list(n3) == q3 and MEMORY[dtype] is compute
     if plain and x_strides[1] >= plane and x_strides[0] >= 0:

@@ -12,9 +12,11 @@ import itertools
 import math
 from collections.abc import Sequence
 
+from flambeau.kernel import target as targets
 from flambeau.kernel.dsl import Module, Value
 from flambeau.kernel.target import Target
 from flambeau.kernel.types import i64, ptr
+from flambeau.templates import conv_amx
 from flambeau.templates.conv import Sums, sums_over_planes
 from flambeau.templates.conv_planes import PLANE_FIELDS, fill_plane, fused, multiply_add, planes_of
 from flambeau.templates.launch import Launch, Lowered, Recipe
@@ -59,6 +61,7 @@ class Phases:
         dilation: Sequence[int],
         dtype: str,
         slot: int,
+        pair_groups: int = 0,
     ):
         dims = [
             [Phase(r, *numbers) for r in range(numbers[2])] for numbers in zip(sizes, kernel, stride, low, dilation)
@@ -70,7 +73,10 @@ class Phases:
         # The kernel stands for whatever offset a tap may have.
         wide = [b - a + 1 - n + 1 for a, b, n in zip(self.first, last, self.most)]
         one = (1,) * len(dims)
-        self.planes = planes_of(y_shape, y_strides, wide, self.most, one, [-a for a in self.first], one, dtype, slot)
+        low = [-a for a in self.first]
+        self.planes = planes_of(
+            y_shape, y_strides, wide, self.most, one, low, one, dtype, slot, pair_groups=pair_groups
+        )
         self.pitches = (self.planes.plane_pitch, self.planes.pitch, 1)[3 - len(dims) :]
 
     def taps(self, phases: Sequence[Phase], w_strides: Sequence[int]) -> list[tuple[int, int]]:
@@ -102,7 +108,8 @@ def transposed_convolution(
     _, rows, *kernel = w_shape
     if images * rows * math.prod(sizes) == 0:
         return Lowered(())
-    phases = Phases(y_shape, y_strides, kernel, sizes, stride, low, dilation, dtype, 3)
+    paired = groups if conv_amx.serves(dtype, targets.current()) else 0
+    phases = Phases(y_shape, y_strides, kernel, sizes, stride, low, dilation, dtype, 3, paired)
     planes = phases.planes
     filled = Lowered(()) if planes.launch is None else Lowered((planes.launch,), (planes.scratch_bytes,))
     steps = three([s * math.prod(sizes[d + 1 :]) for d, s in enumerate(stride)], 0)
