@@ -2,8 +2,9 @@
 
     output, h_n, c_n = lstm(x, (h_0, c_0), weights, True, num_layers, 0.0, training, False, batch_first)
 
-A layer projects all steps at once, then runs step by step: a product and one kernel for the cell. Packed batches (sequences sorted by
-length) shrink, or grow in the reverse direction, as sequences end. May not know: modules.
+A layer projects all steps at once. LSTM and GRU of float32 and float64 then run over all steps in one kernel (`operators.recurrent`), packed
+batches padded with steps that change nothing. The rest runs step by step: a product and one kernel for the cell; packed batches (sequences
+sorted by length) shrink, or grow in the reverse direction, as sequences end. May not know: modules.
 """
 
 from __future__ import annotations
@@ -12,12 +13,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from flambeau._tensor import Tensor
+from flambeau.base.lazy import np
+from flambeau.core.dtype import float32, float64
+from flambeau.factories import from_numpy, tensor
 from flambeau.ir.op import REGISTRY
 from flambeau.nn.random_forms import dropout
+from flambeau.tape.grad_mode import mode
 
 __all__ = ["gru", "gru_cell", "lstm", "lstm_cell", "rnn_relu", "rnn_relu_cell", "rnn_tanh", "rnn_tanh_cell"]
 
 State = tuple[Tensor, ...]  # (h,) or (h, c)
+# Pre-activations, gate by gate, of a step that is no step: an LSTM keeps its c (its h is looked up). A GRU's state there is not looked at.
+PADDING = {"LSTM": (float("-inf"), float("inf"), 0.0, 0.0), "GRU": (0.0, 0.0, 0.0)}
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -40,6 +47,21 @@ class _Direction:
             bias = bias + self.b_hh
         return _linear(x, self.w_ih, bias)
 
+    def runs_whole(self, x: Tensor, state: State) -> bool:
+        """Whether one kernel runs over all steps of `x` [T, ...]."""
+        kinds = {t.spec.dtype for t in (x, self.w_hh, *state)}
+        return self.mode in PADDING and self.w_hr is None and len(kinds) == 1 and kinds <= {float32, float64}
+
+    def run_whole(self, x: Tensor, state: State, reverse: bool) -> tuple[Tensor, State]:
+        """All steps of projected inputs [T, N, gates * H]: (outputs [T, N, H], last state)."""
+        inputs = (x, self.w_hh, *state) if self.mode == "LSTM" else (x, self.w_hh, self.b_hh, *state)
+        keep = mode.enabled and any([t is not None and t.needs_grad for t in inputs])
+        if self.mode == "LSTM":
+            output, h, c, _, _ = REGISTRY["lstm_sequence"](*inputs, reverse, keep)
+            return output, (h, c)
+        output, h, _ = REGISTRY["gru_sequence"](*inputs, reverse, keep)
+        return output, (h,)
+
     def step(self, x: Tensor, state: State) -> State:
         """The next state from a projected input."""
         h = state[0]
@@ -54,7 +76,10 @@ class _Direction:
 
 def _run(direction: _Direction, x: Tensor, state: State, reverse: bool) -> tuple[Tensor, State]:
     """One direction over [T, N, F]: (outputs [T, N, H], last state)."""
-    steps = list(direction.project(x).unbind(0))
+    projected = direction.project(x)
+    if direction.runs_whole(projected, state):
+        return direction.run_whole(projected, state, reverse)
+    steps = list(projected.unbind(0))
     found = []
     for step in reversed(steps) if reverse else steps:
         state = direction.step(step, state)
@@ -68,7 +93,10 @@ def _run_packed(
     direction: _Direction, x: Tensor, sizes: list[int], state: State, reverse: bool
 ) -> tuple[Tensor, State]:
     """One direction over packed rows [sum of sizes, F]."""
-    parts = list(direction.project(x).split(sizes))
+    projected = direction.project(x)
+    if direction.runs_whole(projected, state):
+        return _run_padded(direction, projected, sizes, state, reverse)
+    parts = list(projected.split(sizes))
     found: list[Tensor] = []
     if reverse:
         first, current = state, tuple(s[: sizes[-1]] for s in state)
@@ -91,6 +119,32 @@ def _run_packed(
     ended.append(current)
     last = tuple(_cat([part[i] for part in reversed(ended)]) for i in range(len(state)))
     return _cat(found), last
+
+
+def _run_padded(
+    direction: _Direction, x: Tensor, sizes: list[int], state: State, reverse: bool
+) -> tuple[Tensor, State]:
+    """Packed rows as a padded batch in which each sequence begins at its own end, if `reverse`, and all run forward."""
+    steps, rows, hidden = len(sizes), sizes[0], direction.w_hh.shape[1]
+    first = np.cumsum([0, *sizes[:-1]])
+    time, row = np.arange(steps)[:, None], np.arange(rows)
+    lengths = (np.asarray(sizes)[:, None] > row).sum(0)
+    there = time < lengths
+    place = (
+        np.where(there, lengths - 1 - time, 0) if reverse else time
+    )  # where a sequence's step stands, and the other way round
+    packed = np.where(there, first[place] + row, len(x))
+    back = (place * rows + row)[there]
+    ends = ((lengths - 1) * rows + row).astype(np.int64)
+    nothing = tensor([n for n in PADDING[direction.mode] for _ in range(hidden)], dtype=x.dtype)[None]
+    padded = _rows_at(_cat([x, nothing]), packed.reshape(-1)).reshape(steps, rows, x.shape[1])
+    output, last = direction.run_whole(padded, state, False)
+    output = output.reshape(steps * rows, hidden)
+    return _rows_at(output, back), (_rows_at(output, ends), *last[1:])
+
+
+def _rows_at(x: Tensor, places: Any) -> Tensor:
+    return REGISTRY["index_select"](x, 0, from_numpy(np.ascontiguousarray(places, np.int64)))
 
 
 def _cat(parts: list[Tensor], dim: int = 0) -> Tensor:
