@@ -1,4 +1,4 @@
-"""Convolution of bfloat16 on AMX tiles: 32 channels of the result by 32 neighbouring places, 16 pairs of channels deep at a time.
+"""Convolution of bfloat16 on AMX tiles, or vectors in their place: 32 channels of the result by 32 neighbouring places, 16 pairs of channels deep at a time.
 
 Planes hold pairs of channels (`conv_planes`), which is how tiles want their right operand: a tile's lines are the same 16 places of 16 planes.
 Weights are packed into tiles of rows by pairs. A step of depth is 16 pairs at one tap where whole steps of pairs fill a group ("planes": tiles
@@ -12,14 +12,17 @@ Numerics: as in `gemm_amx`. The order of summation depends on channels and taps 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from flambeau.base.record import record, replace
 from flambeau.kernel import instructions as x86
 from flambeau.kernel.dsl import Function, Module, Value
 from flambeau.kernel.target import Target
-from flambeau.kernel.types import bf16, f32, i8, i64, ptr, u16, u32
+from flambeau.kernel.types import bf16, f32, i64, ptr, u16, u32
+from flambeau.templates import gemm_vector_tiles
 from flambeau.templates.conv_store import INDEX_FIELDS, VECTORS, index_places, record_bytes, store_tile
+from flambeau.templates.gemm_amx import configure, has_tiles
 from flambeau.templates.launch import Launch, Lowered, Recipe
 from flambeau.templates.windows import ABI
 
@@ -54,8 +57,8 @@ FIELDS = (
 
 
 def serves(dtype: str, target: Target) -> bool:
-    """Whether the machine has tiles for it."""
-    return dtype == "bfloat16" and target.has("amx-bf16", "avx512bf16") and target.vector_bytes == 64
+    """Whether the machine has tiles for it, or vector instructions in their place."""
+    return dtype == "bfloat16" and (has_tiles(dtype, target) or gemm_vector_tiles.serves(dtype, target))
 
 
 # ------------------------------------------------------------------ weights
@@ -114,26 +117,18 @@ def _words(k: Function, line: Value, at: Value, mask: Value) -> Value:
 
 
 # ------------------------------------------------------------------ register tiles
+MICRO_ARGUMENTS = [
+    ("outer", i64), ("inner", i64), ("table", ptr), ("a", ptr), ("b", ptr), ("b_step", i64), ("pitch", i64), ("sums", ptr),
+]  # fmt: skip
+
+
 def build_micro(module: Module, rows: int, columns: int, by_planes: bool) -> Function:
     """The sums of rows x columns tiles (1 or 2 each), to lines of 32.
 
     Over `outer` times `inner` steps: of weights one behind the other, of places at b + table[inner], `b_step` bytes on for each outer one,
     lines `pitch` bytes apart.
     """
-    k = module.function(
-        f"tile_{rows}x{columns}",
-        [
-            ("outer", i64),
-            ("inner", i64),
-            ("table", ptr),
-            ("a", ptr),
-            ("b", ptr),
-            ("b_step", i64),
-            ("pitch", i64),
-            ("sums", ptr),
-        ],
-        internal=True,
-    )
+    k = module.function(f"tile_{rows}x{columns}", MICRO_ARGUMENTS, internal=True)
     outer, inner, table, a, b, b_step, pitch, sums = k.args
     cells = [(r, c) for r in range(rows) for c in range(columns)]
     for r, c in cells:
@@ -159,6 +154,29 @@ def build_micro(module: Module, rows: int, columns: int, by_planes: bool) -> Fun
     return k
 
 
+def build_vector_micro(module: Module, target: Target, rows: int, columns: int, by_planes: bool) -> Function:
+    """What `build_micro` does, by vectors."""
+    k = module.function(f"tile_{rows}x{columns}", MICRO_ARGUMENTS, internal=True)
+    outer, inner, table, a, b, b_step, pitch, sums = k.args
+
+    def steps(step: Callable[[Value, Value], None], a: Value, b: Value) -> None:
+        a_now, b_now = k.var(ptr, a), k.var(ptr, b)
+        with k.range(0, outer):
+            here = b_now.get()
+            with k.range(0, inner) as t:
+                weights = a_now.get()
+                step(weights, k.offset(here, k.load(table, i64, t), u32) if by_planes else here)
+                a_now.set(k.offset(weights, STEP_BYTES))
+            b_now.set(k.offset(here, b_step))
+
+    def line_of(i: int, c: int) -> Value:
+        return k.offset(sums, i * LINE_BYTES + 64 * c)
+
+    gemm_vector_tiles.multiply(k, target, f32, rows, columns, a, b, 64, pitch, steps, line_of)
+    k.ret()
+    return k
+
+
 def build_amx(target: Target, by_planes: bool, tiles_outside: bool) -> Module:
     """Slots: planes, packed weights, bias, out, scratch, block; then the taps' offsets in a plane.
 
@@ -166,7 +184,12 @@ def build_amx(target: Target, by_planes: bool, tiles_outside: bool) -> Module:
     tile of sums, lines of a tile of places. With `tiles_outside` panels pass by one tile of places, else the other way round.
     """
     module = Module(512, native_bf16=True)
-    micro = {(r, c): build_micro(module, r, c, by_planes) for r in (1, 2) for c in (1, 2)}
+    tiles_there = has_tiles("bfloat16", target)
+    shapes = [(r, c) for r in (1, 2) for c in (1, 2)]
+    if tiles_there:
+        micro = {shape: build_micro(module, *shape, by_planes) for shape in shapes}
+    else:
+        micro = {shape: build_vector_micro(module, target, *shape, by_planes) for shape in shapes}
     k = module.function("kernel", ABI)
     slots, begin, end, tid = k.args
     slot = {
@@ -178,13 +201,8 @@ def build_amx(target: Target, by_planes: bool, tiles_outside: bool) -> Module:
     sums = k.offset(slot["scratch"], tid * p["scratch"])
     lines = k.offset(sums, PANEL * LINE_BYTES)
     records = k.offset(lines, p["steps"] * STEP_BYTES) if not by_planes else lines
-    config = k.stack(64)
-    k.store(config, k.const(i64.vec(8), 0))
-    k.store(config, k.const(i8, 1))
-    for tile in range(8):
-        k.store(k.offset(config, 16 + 2 * tile), k.const(u16, 64))
-        k.store(k.offset(config, 48 + tile), k.const(i8, 16))
-    x86.ldtilecfg(k, config)
+    if tiles_there:
+        configure(k)
     outer = p["steps"] // p["taps"] if by_planes else p["steps"]
     inner = p["taps"] if by_planes else k.const(i64, 1)
     b_step = p["plane"] * (LANES * 4) if by_planes else k.const(i64, STEP_BYTES)
@@ -246,7 +264,8 @@ def build_amx(target: Target, by_planes: bool, tiles_outside: bool) -> Module:
         else:
             with k.range(panel0, last) as panel, k.range(0, tiles) as tile:
                 one(panel, tile)
-    x86.tilerelease(k)
+    if tiles_there:
+        x86.tilerelease(k)
     k.ret()
     return module
 

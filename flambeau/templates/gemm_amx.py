@@ -1,4 +1,4 @@
-"""bfloat16 and int8 products on AMX tiles: 64 bytes of depth at a time into 16 x 16 float32 or int32, rounded once at the end.
+"""bfloat16 and int8 products on AMX tiles, or vectors in their place: 64 bytes of depth at a time into 16 x 16 float32 or int32, rounded once at the end.
 
 The left operand wants rows that run along depth, the right one 4 bytes of depth interleaved (VNNI). Both are packed into
 kilobyte tiles, two side by side, so that a register tile of 32 x 32 reads two straight streams; a left operand that
@@ -13,11 +13,14 @@ May not know: other ways to multiply. Entry: `lower_amx`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
+from flambeau.kernel import target as targets
 from flambeau.kernel.dsl import Function, Module, Value
 from flambeau.kernel.target import Target
 from flambeau.kernel.types import Type, f32, i8, i32, i64, ptr, u8, u16, u32, void
+from flambeau.templates import gemm_vector_tiles as vectors
 from flambeau.templates.gemm_pack import order_of, transposed
 from flambeau.templates.gemm_problem import (
     SERIAL_WORK,
@@ -30,6 +33,7 @@ from flambeau.templates.gemm_problem import (
     unit_blocks,
 )
 from flambeau.templates.gemm_tiles import ABI, ELEMENTS, finish_function, unit_offsets
+from flambeau.templates.gemm_vector_tiles import FLIPPED
 from flambeau.templates.launch import Lowered
 
 PANEL = 32  # rows of a left panel, columns of a right one: two tiles
@@ -65,16 +69,26 @@ class Element(NamedTuple):
 TILES = {"bfloat16": Element(u16, f32, "tdpbf16ps"), "int8": Element(u8, i32, "tdpbssd")}
 
 
+def has_tiles(dtype: str, target: Target) -> bool:
+    """Whether the machine has tiles for a dtype."""
+    needs = {"bfloat16": ("amx-bf16", "avx512bf16"), "int8": ("amx-int8",)}.get(dtype)
+    return bool(needs) and target.has(*needs) and target.vector_bytes == 64
+
+
 def _tile(k: Function, operation: str, *arguments: Value | int) -> None:
     values = [a if isinstance(a, Value) else k.const(i8, a) for a in arguments]
     k.intrinsic(f"llvm.x86.{operation}", void, *values)
 
 
-def _pack_function(module: Module, name: str, role: str, order: str, bits: Type) -> Function:
+def _pack_function(module: Module, name: str, role: str, order: str, bits: Type, flip: bool = False) -> Function:
     """name(source, stride, step, count, depth, out): one half (16 rows or columns) of a panel, its tiles PAIR_BYTES apart.
 
-    Depth is filled up with zeros to whole tiles. Rows past `count` hold anything.
+    Depth is filled up with zeros to whole tiles. Rows past `count` hold anything. With `flip` bytes have 128 added.
     """
+
+    def store(tile: Value, lines: list[Value]) -> None:
+        _store_tile(k, tile, [line ^ FLIPPED for line in lines] if flip else lines)
+
     k = module.function(
         name,
         [("source", ptr), ("stride", i64), ("step", i64), ("count", i64), ("depth", i64), ("out", ptr)],
@@ -93,7 +107,7 @@ def _pack_function(module: Module, name: str, role: str, order: str, bits: Type)
         def square(p: Value, tail: bool) -> None:
             mask = k.tail_mask(depth - p, deep) if tail else None
             lines = [k.load(row, bits.vec(deep), p, mask=mask).bitcast(u32.vec(16)) for row in rows]
-            _store_tile(k, tile_at(p), transposed(k, lines) if role == "right" else lines)
+            store(tile_at(p), transposed(k, lines) if role == "right" else lines)
     else:
         lanes = k.tail_mask(count, 16)
         indices = None if order == "width" else k.iota(i64.vec(16)) * k.splat(stride, 16)
@@ -111,7 +125,7 @@ def _pack_function(module: Module, name: str, role: str, order: str, bits: Type)
                         else k.gather(line, bits, indices, mask=mask)
                     )
                 lines.append(_woven(k, parts).bitcast(u32.vec(16)))
-            _store_tile(k, tile_at(p), transposed(k, lines) if role == "left" else lines)
+            store(tile_at(p), transposed(k, lines) if role == "left" else lines)
 
     with k.range(0, whole, deep) as p:
         square(p, False)
@@ -165,6 +179,12 @@ def _store_line(k: Function, sums: Value, out: Value, c_line: Value, i: Value, s
         k.store(target, k.load(k.offset(source, 1024 * half), sum_type.vec(16)).to(out_type), 16 * half)
 
 
+MICRO_ARGUMENTS = [
+    ("steps", i64), ("a", ptr), ("a_half", i64), ("a_line", i64), ("a_next", i64), ("b", ptr), ("sums", ptr), ("add", i64),
+    ("before", ptr), ("due", i64), ("out", ptr), ("c_line", i64), ("ahead", ptr), ("next_b", ptr),
+]  # fmt: skip
+
+
 def _micro(
     module: Module, element: Element, rows: int, columns: int, once: bool, prefetch_steps: int, out_type: Type
 ) -> Function:
@@ -175,12 +195,7 @@ def _micro(
     units have nothing to do and the tiles have long left the pipeline. `once` keeps the left from pushing the panel of
     the right out of L1. `next_b` is asked into L2, FETCHES lines a step.
     """
-    k = module.function(
-        f"tile_{rows}x{columns}",
-        [("steps", i64), ("a", ptr), ("a_half", i64), ("a_line", i64), ("a_next", i64), ("b", ptr), ("sums", ptr), ("add", i64),
-         ("before", ptr), ("due", i64), ("out", ptr), ("c_line", i64), ("ahead", ptr), ("next_b", ptr)],
-        internal=True,
-    )  # fmt: skip
+    k = module.function(f"tile_{rows}x{columns}", MICRO_ARGUMENTS, internal=True)
     steps, a, a_half, a_line, a_next, b, sums, add, before, due, out, c_line, c_ahead, next_b = k.args
     line = k.const(i64, 64)
     load_left = "tileloaddt164" if once else "tileloadd64"
@@ -224,6 +239,27 @@ def _micro(
         _tile(k, "tilestored64", 2 * r + c, k.offset(sums, 1024 * (2 * r + c)), line)
     with k.range(k.minimum(steps, due), due) as i:
         _store_line(k, before, out, c_line, i, element.sums, out_type)
+    k.ret()
+    return k
+
+
+def _vector_micro(
+    module: Module, target: Target, element: Element, rows: int, columns: int, out_type: Type
+) -> Function:
+    """What `_micro` does, of packed operands, by vectors: `due` lines of the tiles before are stored first."""
+    k = module.function(f"tile_{rows}x{columns}", MICRO_ARGUMENTS, internal=True)
+    count, a, _, _, _, b, sums, add, before, due, out, c_line, _, _ = k.args
+    with k.range(0, due) as i:
+        _store_line(k, before, out, c_line, i, element.sums, out_type)
+
+    def steps(step: Callable[[Value, Value], None], a: Value, b: Value) -> None:
+        with k.range(0, count) as at:
+            step(k.offset(a, at * PAIR_BYTES), k.offset(b, at * PAIR_BYTES))
+
+    def line_of(i: int, c: int) -> Value:
+        return k.offset(sums, 1024 * (2 * (i // 16) + c) + i % 16 * 64)
+
+    vectors.multiply(k, target, element.sums, rows, columns, a, b, PAIR_BYTES // 2, 64, steps, line_of, add)
     k.ret()
     return k
 
@@ -280,7 +316,7 @@ def _store_function(module: Module, finish: Function, sum_type: Type, out_type: 
     return k
 
 
-def _configure(k: Function) -> None:
+def configure(k: Function) -> None:
     """Palette 1: eight tiles of 16 lines of 64 bytes. Each call does it, since threads have their own."""
     config = k.stack(64)
     k.store(config, k.const(i64.vec(8), 0))
@@ -298,9 +334,13 @@ def build_amx(target: Target, dtype: str, order: str, out: str, once: bool, pref
     """
     element, out_type = TILES[dtype], ELEMENTS[out][0]
     bits = element.bits
-    module = Module(512, native_bf16=target.has("avx512bf16"))
-    half = _pack_function(module, "pack_left", "left", order, bits)
-    micro = {(r, c): _micro(module, element, r, c, once, prefetch_steps, out_type) for r in (1, 2) for c in (1, 2)}
+    module = Module(target.vector_bytes * 8, native_bf16=target.has("avx512bf16"))
+    tiles = has_tiles(dtype, target)
+    half = _pack_function(module, "pack_left", "left", order, bits, flip=not tiles and bits is u8)
+    if tiles:
+        micro = {(r, c): _micro(module, element, r, c, once, prefetch_steps, out_type) for r in (1, 2) for c in (1, 2)}
+    else:
+        micro = {(r, c): _vector_micro(module, target, element, r, c, out_type) for r in (1, 2) for c in (1, 2)}
     store = _store_function(
         module, finish_function(module, element.sums, out_type, 16, turns=False), element.sums, out_type
     )
@@ -313,7 +353,8 @@ def build_amx(target: Target, dtype: str, order: str, out: str, once: bool, pref
     panels_m = (p["block_m"] + (PANEL - 1)) // PANEL
     packed_left = k.offset(stage, k.maximum(panels_m * panels_n * p["stage_stride"], 2 * STAGE_BYTES))
     padded_n = (p["n"] + (PANEL - 1)) & -PANEL
-    _configure(k)
+    if tiles:
+        configure(k)
     # Of a result with unit stride and nothing to add, tiles are stored while the next ones are computed, in turns.
     before, before_out, due, turn = k.var(ptr, stage), k.var(ptr, stage), k.var(i64, 0), k.var(i64, 0)
     straight = p["c_column"].eq(1) & p["flags"].eq(0)
@@ -427,14 +468,15 @@ def build_amx(target: Target, dtype: str, order: str, out: str, once: bool, pref
         with k.range(0, due.get()) as i:
             _store_line(k, before.get(), before_out.get(), c_line, i, element.sums, out_type)
         due.set(0)
-    _tile(k, "tilerelease")
+    if tiles:
+        _tile(k, "tilerelease")
     k.ret()
     return module
 
 
 def build_amx_pack(target: Target, dtype: str, order: str) -> Module:
     """Packs the right operand. Slots: b, packed, block; a unit is PACKED_PANELS panels of one depth block of one matrix."""
-    module, bits = Module(512), TILES[dtype].bits
+    module, bits = Module(target.vector_bytes * 8), TILES[dtype].bits
     step = TILES[dtype].step
     half = _pack_function(module, "pack_right", "right", order, bits)
     k = module.function("kernel", ABI)
@@ -475,7 +517,7 @@ def lower_amx(p: Problem, threads: int, *, panels: int = 0, columns: int = 0) ->
     """bfloat16 or int8 on tiles. A unit has at most so many panels of rows, and columns, where a number is given."""
     element = TILES[p.dtype]
     size, step = element.bits.size, element.step
-    in_place = p.a[1] == 1 and p.k % step == 0
+    in_place = p.a[1] == 1 and p.k % step == 0 and has_tiles(p.dtype, targets.current())
     streaming = in_place and p.n <= 4 * PANEL and p.m >= 2 * p.n  # rows are read once, ahead
     in_place = in_place and p.n < PACK_COLUMNS
     block_k = blocks_of(p.k, (BLOCK_BYTES if not streaming else 2 * BLOCK_BYTES) // size, step)

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from flambeau.base.record import record, replace
 from flambeau.base.settings import settings
 from flambeau.kernel.target import Target
-from flambeau.templates import gemm_amx, gemm_dot, gemm_tiles
+from flambeau.templates import gemm_amx, gemm_dot, gemm_tiles, gemm_vector_tiles
 from flambeau.templates.choice import Question, asked, size_class, stride_class
 from flambeau.templates.gemm_amx import lower_amx
 from flambeau.templates.gemm_dot import lower_dot
@@ -111,9 +111,8 @@ def analytic(p: Problem, target: Target) -> Way:
 
 # ------------------------------------------------------------------ what serves a problem
 def on_tiles(p: Problem, target: Target) -> bool:
-    """Whether the machine has tiles for it."""
-    tiles = {"bfloat16": ("amx-bf16", "avx512bf16"), "int8": ("amx-int8",)}.get(p.dtype)
-    return bool(tiles) and target.has(*tiles) and target.vector_bytes == 64 and p.k > 0
+    """Whether the machine has tiles for it, or vector instructions in their place."""
+    return p.k > 0 and (gemm_amx.has_tiles(p.dtype, target) or gemm_vector_tiles.serves(p.dtype, target))
 
 
 def streams_lines(few: int, many: int, p: Problem) -> bool:

@@ -80,6 +80,23 @@ def test_sums(case, dtype, cpu):
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
+def test_products_in_pairs_without_tiles(case):
+    x, w, bias = operands(case, "bfloat16")
+    with targets.override("native,-amx-tile"):
+        check(at_end(x), at_end(w), at_end(bias), case, "bfloat16")
+        check(x[:, :, ::-1], w[::-1], bias[::-1], case, "bfloat16")
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_pairs_with_gaps(case):
+    x, w, bias = operands(case, "bfloat16")
+    apart = np.repeat(x, 2, 1)[:, ::2]
+    check(apart, np.asfortranarray(w), np.repeat(bias, 3)[::3], case, "bfloat16")
+    check(x[:, :, ::-1], w[::-1, ::-1], bias[::-1], case, "bfloat16")
+    check(np.broadcast_to(x[:1], x.shape), np.broadcast_to(w[:1, :1], w.shape), bias, case, "bfloat16")
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
 def test_operands_with_gaps(case):
     x, w, bias = operands(case, "float32")
     for axis in (1, x.ndim - 1):

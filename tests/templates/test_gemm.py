@@ -197,6 +197,23 @@ def test_int8_to_int32(target, rng):
             assert (out == wide(a) @ wide(b)).all()
 
 
+@pytest.mark.skipif(NATIVE.arch != "x86_64", reason="instructions of x86")
+@pytest.mark.parametrize(
+    "cpu", ("native,-amx-tile", "native,-amx-tile,-avx512f", "native,-amx-tile,-avx512vnni,-avxvnni")
+)
+def test_dot_products_without_tiles(cpu, rng):
+    """VNNI in vectors of 64 and 32 bytes, AVX512-BF16, and neither."""
+    with targets.override(cpu):
+        test_int8_to_int32(targets.current(), rng)
+        for dtype in ("int8", "bfloat16"):
+            for m, n, k in ((1, 1, 1), (17, 33, 5), (45, 70, 200), (33, 20, 5000)):
+                a, b = operand(rng, (m, k), "row", dtype), operand(rng, (k, n), "column", dtype)
+                check(a, b, dtype, threads=2, rng=rng)
+                check(a, b, dtype, out=np.ascontiguousarray(operand(rng, (n, m), "row", dtype)).T)
+        extreme = np.full((40, 90), -128, np.int8)
+        check(extreme, np.ascontiguousarray(extreme.T), "int8")
+
+
 @pytest.mark.parametrize("dtype", COMPLEX)
 def test_complex(dtype, rng):
     for layout_a, layout_b in itertools.product(("row", "column", "strided", "slice"), repeat=2):
