@@ -272,6 +272,11 @@ def _add_gradients(
         if kind is OUT and at not in recording.differentiable and has_history(x):
             recording.differentiable.append(at)
             outs.append(x)
+            if x.retains_grad:
+                raise TraceError(
+                    "compile: retain_grad() of a result inside of a compiled function: what it is used for inside reaches no `.grad`. Return it "
+                    "first, and use it outside."
+                )
     if not outs:
         return
     wanted = [((INPUT, i), t) for i, (t, (needs, node)) in enumerate(zip(own, nodes)) if needs and t.node is node]

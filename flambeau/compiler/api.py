@@ -63,18 +63,18 @@ def compile(
         `settings.tune_reorders` allows other orders of summation.
     backend: "inductor" (ours; the name is kept so that programs run), "eager" or "aot_eager" (the function as it is).
 
-    Raises: ValueError for another backend or mode, CompileError at a call with `fullgraph`.
+    Raises: RuntimeError for another backend or mode, CompileError at a call with `fullgraph`.
     """
     if model is None:
         return lambda f: compile(
             f, fullgraph=fullgraph, dynamic=dynamic, backend=backend, mode=mode, options=options, disable=disable
         )
     if mode is not None and options is not None:
-        raise ValueError("compile: give either mode or options, got both. Leave one out.")
+        raise RuntimeError("compile: give either mode or options, got both. Leave one out.")
     if mode not in (None, *MODES):
-        raise ValueError(f"compile: mode must be one of {', '.join(MODES)}, got {mode!r}.")
+        raise RuntimeError(f"compile: mode must be one of {', '.join(MODES)}, got {mode!r}.")
     if callable(backend) or backend not in BACKENDS:
-        raise ValueError(f"compile: backend must be one of {', '.join(BACKENDS)}, got {backend!r}. Leave it out.")
+        raise RuntimeError(f"compile: backend must be one of {', '.join(BACKENDS)}, got {backend!r}. Leave it out.")
     if not callable(model):
         raise TypeError(f"compile: a function or module is needed, got {type(model).__name__}.")
     if disable or backend != "inductor":

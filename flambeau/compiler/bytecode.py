@@ -180,6 +180,8 @@ class Facts:
         if name in ("getattr", "hasattr") and count >= 2:
             if type(self._stack[1 - count]) is _Constant:
                 found = first.then(("attr", self._stack[1 - count].value))
+            else:
+                self._note(READ, first.then(("attr", "__dict__")))
         elif name == "vars":
             found = first.then(("attr", "__dict__"))
         if found is not None:

@@ -28,8 +28,8 @@ from flambeau.capture.recording import record
 from flambeau.compiler import objects, stances, values
 from flambeau.compiler.entry import NO_SIZES, Entry
 from flambeau.compiler.guards import CONDITION, Guard, Guards
-from flambeau.compiler.observe import USER, Observer, kind_of
-from flambeau.core.dtype import get_default_dtype
+from flambeau.compiler.observe import USER, Effect, Observer, Stopped, kind_of
+from flambeau.core.dtype import get_default_dtype, set_default_dtype
 from flambeau.core.symbolic import SymInt
 from flambeau.ir import bind, tracing
 from flambeau.tape.grad_mode import mode
@@ -246,6 +246,9 @@ class CompiledFunction:
             before = _flattened(packed)
             result = function(*given, **named)
             after = _flattened(packed)
+            for get, put, old, text in settled:
+                if get() != old:
+                    observer.effects.append(Effect(get(), put, text))
             if before[1] != after[1] or any(a is not b for a, b in zip(before[0], after[0])):
                 observer.problems.append("it changes a container or an object that it is given as an argument")
             for x in tree_leaves(result):
@@ -255,7 +258,7 @@ class CompiledFunction:
                     )
             return objects.opened(result, lambda x: not observer.is_outside(x) and objects.made(x))
 
-        saved = mode.enabled, mode.inference
+        settled = [(get, put, get(), text) for get, put, text in _SETTLED]
         try:
             recording = record(
                 call,
@@ -271,12 +274,13 @@ class CompiledFunction:
             if self.fullgraph and not isinstance(e, TraceError):
                 raise  # the function's own error, as it would be raised eagerly
             raise Unsupported(f"{_place_of(e)}{e}") from e
+        except Stopped as e:
+            raise Unsupported(f"{e}. {_WAY_OUT}") from None
         finally:
-            mode.enabled, mode.inference = saved
+            for _, put, old, _ in settled:
+                put(old)
         if observer.problems:
-            raise Unsupported(
-                "; ".join(observer.problems) + ". Move it out of the compiled function, or compile what is around it."
-            )
+            raise Unsupported(f"{'; '.join(observer.problems)}. {_WAY_OUT}")
         recording.structure, recording.leaves = _without_payload(recording, observer)
         conditions = [Guard(CONDITION, get, None, value, text) for get, value, text in recording.conditions]
         if varying:
@@ -296,6 +300,20 @@ class CompiledFunction:
 
 class Unsupported(Exception):
     """Why a function cannot be one graph."""
+
+
+_WAY_OUT = "Move it out of the compiled function, or compile what is around it."
+
+
+def _put_mode(now: tuple[bool, bool]) -> None:
+    mode.enabled, mode.inference = now
+
+
+# What a function may set for its thread or process: (get, put, in words). Put back after a trace, and set by each replay.
+_SETTLED: tuple[tuple[Callable[[], Any], Callable[[Any], None], str], ...] = (
+    (lambda: (mode.enabled, mode.inference), _put_mode, "sets grad mode"),
+    (get_default_dtype, set_default_dtype, "sets the default dtype"),
+)
 
 
 def _serves(entry: Entry, inputs: list[Tensor]) -> bool:

@@ -55,6 +55,7 @@ class Entry:
             if i not in taken:
                 slot_of[i] = len(slot_of)
         self.joint = bool(recording.differentiable)
+        self.without_history = [i for i in range(recording.results) if i not in recording.differentiable]
         if self.joint:
             tangents = [graph.inputs[v.index] for v in recording.tangents]
             parts = split_joint(graph, recording.results, tangents)
@@ -169,10 +170,13 @@ class Entry:
             self.guards.epoch = epoch.value  # its own writes are no reason to look again
         return result
 
-    def _attach(self, given: list, inputs: list[Tensor], outs: tuple, sizes: dict[str, int]) -> tuple:
+    def _attach(self, given: list, inputs: list[Tensor], outs: tuple, sizes: dict[str, int]) -> list:
         """Give the results their history. Returns them without what was saved."""
         recording = self.recording
-        results, saved = outs[: recording.results], list(outs[recording.results :])
+        results, saved = list(outs[: recording.results]), list(outs[recording.results :])
+        for at in self.without_history:
+            if any(results[at] is results[i] for i in recording.differentiable):
+                results[at] = results[at].detach()  # the same memory, returned with its history and without
         for at, x in enumerate(saved):
             if any(x is r for r in results):
                 saved[at] = x.detach()  # the node must not hold its own results

@@ -125,6 +125,10 @@ class Guards:
             ):
                 scope[f"h{i}"] = g.holder.__dict__
                 read = f"h{i}.get(n{i})"
+            elif g.kind is ATTRIBUTE and g.value is values.ABSENT and type(g.holder.__dict__) is dict:
+                scope[f"h{i}"] = g.holder.__dict__
+                parts.append(f"n{i} not in h{i}")
+                continue
             else:
                 read = f"g{i}.now()"
             plain = values.is_plain(g.value) and g.value is not None and not isinstance(g.value, bool)

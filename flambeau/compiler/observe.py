@@ -16,14 +16,19 @@ from __future__ import annotations
 
 import builtins
 import gc
+import io
+import logging
 import os
+import random
 import sys
 import sysconfig
 import threading
 import types
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NoReturn
+
+import numpy
 
 import flambeau.base
 from flambeau._tensor import Tensor
@@ -56,6 +61,7 @@ _IMPURE_BUILTINS = {
     "exec": "code that cannot be followed",
     "eval": "code that cannot be followed",
 }
+_LOGGING = frozenset("debug info warning warn error exception critical fatal log".split())
 MOST_ITEMS = 256  # of a container of which an item with a computed key is looked at
 _print_lock = threading.Lock()
 _print = builtins.print
@@ -96,6 +102,29 @@ def active() -> Observer | None:
     return _current.observer
 
 
+def _source_of(value: Any) -> str | None:
+    """What a value is got from that gives another each time or lies outside the program: a function of such a module, a generator, a file."""
+    owner = getattr(value, "__self__", None)
+    if isinstance(value, (types.BuiltinFunctionType, types.FunctionType, types.MethodType)):
+        if owner is None or isinstance(owner, types.ModuleType):
+            return _IMPURE.get(value.__module__ or "")
+        value = owner
+    if isinstance(value, random.Random):
+        return _IMPURE["random"]
+    if isinstance(value, io.IOBase):
+        return _IMPURE_BUILTINS["open"]
+    return _IMPURE["numpy.random"] if type(value).__module__.startswith("numpy.random") else None
+
+
+def _random_states() -> tuple:
+    name, keys, *rest = numpy.random.get_state()
+    return random.getstate(), (name, keys.tobytes(), *rest)
+
+
+class Stopped(BaseException):
+    """Ends a trace in front of a line that must not run twice; no handler of the user's for errors is meant to see it."""
+
+
 class Effect:
     """A side effect that each replay repeats: `apply(value)`."""
 
@@ -115,6 +144,7 @@ class Observer:
         self._guards: dict[tuple, tuple] = {}  # (kind, id of holder, name): (value, text)
         self._written: dict[tuple, tuple] = {}  # (kind, id of holder, name): (old value, text)
         self._changed: dict[int, tuple] = {}  # id of container: (content before, text)
+        self._read_changed: set[int] = set()  # ids of containers whose content was read after the function changed it
         self._printed: list[tuple[tuple, dict]] = []
         self._outside: dict[int, Any] = {}  # objects that were there before the trace
         self._made: dict[int, Any] = {}  # objects that the function makes
@@ -129,6 +159,7 @@ class Observer:
         self._before = sys.gettrace()
         self._outer, _current.observer = active(), self
         self._thread = threading.get_ident()
+        self._states = random.getstate(), numpy.random.get_state(), _random_states()
         with _print_lock:
             builtins.print = self._record_print
         sys.settrace(self._call)
@@ -139,6 +170,10 @@ class Observer:
         _current.observer = self._outer
         with _print_lock:
             builtins.print = _print
+        if _random_states() != self._states[2]:  # in library code, which is not followed
+            random.setstate(self._states[0])
+            numpy.random.set_state(self._states[1])
+            self.problems.append("what it calls draws random numbers of Python's or NumPy's")
         if error is not None:
             self._undo()
 
@@ -203,6 +238,9 @@ class Observer:
                     self._problem(frame, f"{name}() uses {_IMPURE_BUILTINS[name]}")
                 return
             self._guard(GLOBAL, frame.f_globals, name, value, text)
+            self._check_source(frame, value, text, True)
+        if where != "global":
+            self._check_source(frame, value, text, where == "cell")
         self._walk(frame, value, text, access.path, access, bool(access.path) or where != "fast")
 
     def _walk(
@@ -220,9 +258,13 @@ class Observer:
                     self._problem(frame, f"{text}.{key} writes to the terminal")
                 if holder.__name__ == "os" and key in ("environ", "getenv"):
                     self._guard(CONTENT, os.environ._data, None, dict(os.environ._data), "the environment")
+            self._check_source(frame, holder, text, self.is_outside(holder))
             if step == "attr":
                 text = f"{text}.{key}"
                 if key == "__dict__":
+                    if isinstance(holder, types.ModuleType) or values.is_module_like(holder):
+                        self._meet(holder)  # whose tables are compared
+                        return
                     value = getattr(holder, "__dict__", values.ABSENT)
                     if type(value) is dict and self.is_outside(holder):
                         self._outside.setdefault(id(value), value)
@@ -234,6 +276,11 @@ class Observer:
                     self._guard_absent(holder, key, text)
                 if not values.is_immutable_library(holder):
                     self._guard(ATTRIBUTE, holder, key, value, text)
+                if isinstance(holder, logging.Logger) and key in _LOGGING:
+                    if key == "log" or holder.isEnabledFor(getattr(logging, key.upper(), logging.ERROR)):
+                        self._problem(frame, f"{text} uses {_IMPURE['logging']}")
+                if isinstance(holder, type) and holder.__module__ == "datetime":
+                    self._problem(frame, f"{text} uses {_IMPURE['datetime']}")
             elif not isinstance(holder, (list, dict, tuple)):
                 return
             elif step == "any":
@@ -276,13 +323,19 @@ class Observer:
                 self._objects[id(value)] = value
                 self._changed[id(value)] = (values.snapshot(value), self._text(frame, f"changes {text}"))
 
+    def _check_source(self, frame: types.FrameType, value: Any, text: str, outside: bool) -> None:
+        """Stop in front of what is impure; instances count only where they were there before."""
+        if (outside or isinstance(value, types.FunctionType)) and not isinstance(value, Tensor):
+            source = _source_of(value)
+            if source is not None:
+                self._problem(frame, f"{text} uses {source}")
+
     def _text(self, frame: types.FrameType, what: str) -> str:
         return f"{frame.f_code.co_filename}:{frame.f_lineno}: {frame.f_code.co_name} {what}"
 
-    def _problem(self, frame: types.FrameType, what: str) -> None:
-        text = f"{frame.f_code.co_filename}:{frame.f_lineno}: {what}"
-        if text not in self.problems:
-            self.problems.append(text)
+    def _problem(self, frame: types.FrameType, what: str) -> NoReturn:
+        """The line that is about to run cannot be traced; so that it runs once, it runs eagerly only."""
+        raise Stopped(f"{frame.f_code.co_filename}:{frame.f_lineno}: {what}")
 
     # ------------------------------------------------------------------ notes
     def _meet(self, value: Any) -> None:
@@ -292,7 +345,11 @@ class Observer:
                 self.modules[id(value)] = value
             return
         function = getattr(value, "__func__", value)
-        if type(function) is types.FunctionType and function.__closure__:
+        if type(function) is not types.FunctionType:
+            return
+        for x in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
+            self._outside.setdefault(id(x), x)
+        if function.__closure__:
             self._closures.setdefault(function.__code__, dict(zip(function.__code__.co_freevars, function.__closure__)))
 
     def _cell(self, code: types.CodeType, name: str, value: Any) -> Any:
@@ -328,6 +385,7 @@ class Observer:
         key = (kind, id(holder), name)
         if key not in self._guards and key not in self._written:
             if kind is CONTENT and id(holder) in self._changed:
+                self._read_changed.add(id(holder))
                 return
             self._objects[id(holder)] = holder
             self._guards[key] = (value, text)
@@ -346,6 +404,11 @@ class Observer:
                 if type(found) is types.FunctionType and c.__module__.partition(".")[0] not in _LIBRARIES:
                     table = self._tables.setdefault(c, c.__dict__)
                     self._guard(GLOBAL, table, name, found, text)
+                    self._meet(found)
+                    key = (ATTRIBUTE, id(holder), name)  # nor does the object have one of its own
+                    if self.is_outside(holder) and id(holder) not in self.covered and key not in self._written:
+                        self._objects[id(holder)] = holder
+                        self._guards.setdefault(key, (values.ABSENT, text))
                 return
 
     def _write(self, kind: str, holder: Any, name: str, old: Any, text: str) -> None:
@@ -405,7 +468,7 @@ class Observer:
     def _follow_change(self, holder: Any, before: Any, text: str) -> None:
         if values.same_content(holder, before):
             return
-        if (CONTENT, id(holder), None) in self._guards:
+        if (CONTENT, id(holder), None) in self._guards or id(holder) in self._read_changed:
             self.problems.append(f"{text}, whose contents it also reads")
         elif isinstance(holder, list) and values.same_content(list(holder[: len(before)]), before):
             self.effects.append(Effect(list(holder[len(before) :]), holder.extend, text))

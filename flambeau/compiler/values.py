@@ -118,13 +118,12 @@ def attribute(x: Any, name: str) -> Any:
 def lacks(x: Any, name: str) -> bool:
     """Whether an object has no attribute of this name, and gets one only by an assignment to itself."""
     kind = type(x)
-    if (
-        isinstance(x, (type, types.ModuleType))
-        or not isinstance(getattr(x, "__dict__", None), dict)
-        or is_module_like(x)
-    ):
+    if isinstance(x, (type, types.ModuleType)) or not isinstance(getattr(x, "__dict__", None), dict):
         return False
-    return name not in x.__dict__ and not any(name in c.__dict__ or "__getattr__" in c.__dict__ for c in kind.__mro__)
+    if attribute(x, name) is not ABSENT or any(name in c.__dict__ for c in kind.__mro__):
+        return False
+    made_up = [c for c in kind.__mro__ if "__getattr__" in c.__dict__]
+    return not made_up or (is_module_like(x) and all(c.__module__.startswith("flambeau.") for c in made_up))
 
 
 def leaf_key(x: Any) -> Any:

@@ -121,9 +121,13 @@ def _run(outputs, grads, inputs, create_graph, retain_graph, accumulate, since) 
         if not retain_graph:
             node.saved = None
     only = {key[1] for key in wanted if key[0] is None} if inputs is not None else None
+    recorder = tracing.current() if MODES else None
+    replayed = recorder is not None and recorder.repeats
+    if replayed and not since:
+        _rest_on_hooks(recorder, [leaf for leaf, _ in arrived.leaves.values() if leaf.ptr is not None])
     for leaf, g in arrived.leaves.values():
         hooks = leaf.__dict__.get("_backward_hooks_table")
-        if hooks:
+        if hooks and not (replayed and since and leaf.ptr is not None):  # those run where each call's gradient arrives
             g = _apply_hooks(hooks, g)
         for i in wanted.get((None, id(leaf)), ()):
             results[i] = g
@@ -210,6 +214,22 @@ def _apply_hooks(hooks: dict, g: Any) -> Any:
         if changed is not None:
             g = changed
     return g
+
+
+def _rest_on_hooks(recorder: tracing.Recorder, leaves: list) -> None:
+    """What hooks of tensors from outside do is part of a trace that goes through them: other hooks want another."""
+
+    def found() -> list:
+        return [
+            (
+                tuple(t.__dict__.get("_backward_hooks_table") or ()),
+                tuple(t.__dict__.get("_post_accumulate_hooks") or ()),
+            )
+            for t in leaves
+        ]
+
+    if leaves:
+        recorder.depend(found, "the hooks of a tensor from outside")
 
 
 def _accumulate(leaf: Any, g: Any, create_graph: bool) -> None:

@@ -78,8 +78,16 @@ class Iota:
 
 @record
 class Constant:
+    """A number; 0.0 and -0.0 are two, and NaN is one."""
+
     value: Any
     dtype: str
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is Constant and (self.dtype, repr(self.value)) == (other.dtype, repr(other.value))
+
+    def __hash__(self) -> int:
+        return hash((self.dtype, repr(self.value)))
 
 
 @record

@@ -49,7 +49,7 @@ def test_wrong_options() -> None:
         ({"backend": "nvfuser"}, "backend"),
         ({"mode": "default", "options": {}}, "either mode or options"),
     ):
-        with pytest.raises(ValueError, match=text):
+        with pytest.raises(RuntimeError, match=text):
             torch.compile(lambda x: x, **options)
     with pytest.raises(TypeError, match="function or module"):
         torch.compile(3)
