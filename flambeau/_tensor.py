@@ -435,9 +435,13 @@ class Tensor(TensorBase):
             base, chain = view_history.chain_of(self)
             rewritten = base.__dict__.get("_rewrites", 0)
             if self.__dict__.get("_rewrites", 0) != rewritten and None not in chain:
-                again = view_history.replay(base, chain)
-                self.__dict__["_rewrites"] = rewritten
-                self._rebind(again)
+                enabled, grad_mode.enabled = grad_mode.enabled, True  # the history is the base's, whoever looks
+                try:
+                    again = view_history.replay(base, chain)
+                    self.__dict__["_rewrites"] = rewritten
+                    self._rebind(again)
+                finally:
+                    grad_mode.enabled = enabled
                 return self.__dict__["_traced"]
         return found
 

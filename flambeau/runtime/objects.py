@@ -400,9 +400,6 @@ def _emit_tape(module: Module, layout: Layout) -> Function:
     node = e.fail_if_null(e.call("PyType_GenericAlloc", e.field("Node"), 0, result=ptr))
     e.set_slot(node, layout.analysis, e.kept(k.load(words, ptr, 0)))
     e.set_slot(node, layout.extras, e.kept(none))
-    number = e.fail_if_null(e.call("PyIter_Next", e.field("sequence"), result=ptr), node)
-    e.set_slot(node, layout.sequence, number)
-
     edges = e.fail_if_null(e.call("PyTuple_New", inputs, result=ptr), node)
     e.set_slot(node, layout.edges, edges)
     at = k.offset(words, 8 * _TAPER_HEAD)
@@ -424,6 +421,9 @@ def _emit_tape(module: Module, layout: Layout) -> Function:
 
         k.when_else(k.load(at, i64, index).ne(0), follow, lambda: e.kept(none))
         place(edges, index, edge.get())
+    # Behind the edges: to find that of a view may make a node, which has to count as the older.
+    number = e.fail_if_null(e.call("PyIter_Next", e.field("sequence"), result=ptr), node)
+    e.set_slot(node, layout.sequence, number)
 
     at = k.offset(at, inputs * 8)
     saved = e.fail_if_null(e.call("PyTuple_New", saved_inputs + saved_outs, result=ptr), node)

@@ -531,8 +531,9 @@ def _analysis_for(info: eager.Info, inputs: list) -> Analysis | None:
 def _tape_any(analysis: Analysis, inputs: list, outs: tuple) -> None:
     """A node for any inputs and outputs, traced ones included."""
     node = Node()
-    node.analysis, node.sequence, node.extras = analysis, next(_sequence), None
+    node.analysis, node.extras = analysis, None
     node.edges = tuple([edge_of(x) if wanted else None for x, wanted in zip(inputs, analysis.mask)])
+    node.sequence = next(_sequence)  # behind the edges: to find that of a view may make a node
     saved, versions = [], []
     traced = MODES and (trace := tracing.current()) is not None and trace.repeats
     for i in analysis.saved_inputs:
