@@ -496,24 +496,25 @@ class Scheduler:
             return False
         whole = identity(target.spec.ndim, target.spec.shape)
         readers = self.readers.get(target, ())
-        if any(
-            position > at or (position == at and (x is not target or m != whole)) for _, position, x, m in readers
-        ):
+        if any(position > at or (position == at and (x is not target or m != whole)) for _, position, x, m in readers):
             return False
-        written = self._stage(v, at)
-        return all(self._stage(root, at) <= written for root, position, _, _ in readers if position == at)
+        known: dict[Value, int] = {}
+        written = self._stage(v, at, known)
+        return all(self._stage(root, at, known) <= written for root, position, _, _ in readers if position == at)
 
-    def _stage(self, root: Value, at: int) -> int:
+    def _stage(self, root: Value, at: int, known: dict[Value, int]) -> int:
         """In which walk over a row the kernel of a step computes a root from what it reads: one more than the reductions in front of it."""
-        inside = {self.through_views(v) for v, _ in self.leaves(root)}
-        return max(
-            (
-                self._stage(v, at) + (v.node.op.kind == REDUCTION)
-                for v in inside
-                if v is not root and self.position.get(v) == at and v.node is not None
-            ),
-            default=0,
-        )
+        if root not in known:
+            inside = {self.through_views(v) for v, _ in self.leaves(root)} - {root}
+            known[root] = max(
+                (
+                    self._stage(v, at, known) + (v.node.op.kind == REDUCTION)
+                    for v in inside
+                    if self.position.get(v) == at
+                ),
+                default=0,
+            )
+        return known[root]
 
 
 def _replace(a: Any, specs) -> Any:

@@ -25,3 +25,13 @@ def test_operands_in_the_memory_that_is_written(write, wanted) -> None:
     write(y)
     y.sum().backward()
     assert x.grad.tolist() == pytest.approx(wanted)
+
+
+def test_a_view_made_after_a_write_counts_before_what_reads_it() -> None:
+    x = flambeau.tensor([1.0, 2.0, 3.0, 4.0], requires_grad=True)
+    y = x * 1
+    y.clamp_(-1, 1)
+    v = y[::2]
+    v.add_(v.clone(), alpha=0.5)
+    ((y * y).sum() + (v * v).sum()).backward()
+    assert x.grad.tolist() == [9, 0, 0, 0]

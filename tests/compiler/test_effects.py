@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import collections
+import io
+import itertools
+import random
+from collections.abc import Callable
+from pathlib import Path
+from random import randint
+from time import perf_counter
 from typing import Any
 
+import numpy as np
 import pytest
 
 import flambeau as torch
@@ -415,3 +423,99 @@ def test_warnings_are_shown() -> None:
     g = torch.compile(f)
     with pytest.warns(UserWarning, match="take care"):
         g(ones())
+
+
+def _eagerly(function: Callable, *args: Any, calls: int = 3) -> list:
+    """Results of calls of a compiled function that runs eagerly, which it says once."""
+    g = torch.compile(function)
+    with pytest.warns(UserWarning, match="runs eagerly"):
+        first = g(*args)
+    return [first, *(g(*args) for _ in range(calls - 1))]
+
+
+@pytest.mark.parametrize("source", ["module", "function", "instance", "numpy", "numpy generator"])
+def test_random_numbers_from_elsewhere_are_drawn_as_eagerly(source: str) -> None:
+    def run(wrapped: bool) -> list:
+        random.seed(3)
+        np.random.seed(3)
+        instance, generator = random.Random(1), np.random.default_rng(1)
+        sources: dict[str, Callable[[], float]] = {
+            "module": lambda: random.random(),
+            "function": lambda: randint(0, 1000),
+            "instance": lambda: instance.random(),
+            "numpy": lambda: float(np.random.rand()),
+            "numpy generator": lambda: float(generator.random()),
+        }
+        draw = sources[source]
+
+        def f(x: Any) -> Any:
+            return x + draw()
+
+        return _eagerly(f, ones()) if wrapped else [f(ones()) for _ in range(3)]
+
+    equal(run(True), run(False))
+
+
+def test_what_lies_outside_happens_once_a_call(tmp_path: Path) -> None:
+    path, stream, numbers = tmp_path / "log", io.StringIO(), itertools.count()
+
+    def to_file(x: Any) -> Any:
+        with open(path, "a") as file:
+            file.write("a")
+        return x
+
+    def to_stream(x: Any) -> Any:
+        stream.write("a")
+        return x
+
+    def counted(x: Any) -> Any:
+        return x * next(numbers)
+
+    _eagerly(to_file, ones())
+    _eagerly(to_stream, ones())
+    assert path.read_text() == stream.getvalue() == "aaa"
+    assert [x[0].item() for x in _eagerly(counted, ones())] == [0, 1, 2]
+
+
+def test_the_clock_by_its_own_name() -> None:
+    def f(x: Any) -> Any:
+        return x, perf_counter()
+
+    first, second, third = (t for _, t in _eagerly(f, ones()))
+    assert first < second < third
+
+
+def test_a_container_that_is_changed_and_then_read() -> None:
+    kept: list = []
+
+    def f(x: Any) -> Any:
+        kept.append(x)
+        return x * len(kept)
+
+    assert [x[0].item() for x in _eagerly(f, ones())] == [1, 2, 3]
+    assert len(kept) == 3
+
+
+def test_a_default_that_is_changed() -> None:
+    def f(x: Any, kept: list = []) -> Any:  # noqa: B006
+        kept.append(1)
+        return x * len(kept)
+
+    assert [x[0].item() for x in _eagerly(f, ones())] == [1, 2, 3]
+
+
+def test_modes_that_a_function_leaves_behind() -> None:
+    def f(x: Any) -> Any:
+        torch.set_grad_enabled(False)
+        torch.set_default_dtype(torch.float64)
+        return x + torch.ones(3)
+
+    g = torch.compile(f, fullgraph=True)
+    for _ in range(2):
+        try:
+            assert g(ones()).dtype is torch.float64
+            assert not torch.is_grad_enabled() and torch.get_default_dtype() is torch.float64
+        finally:
+            torch.set_grad_enabled(True)
+            torch.set_default_dtype(torch.float32)
+    assert traces(g) == 1

@@ -450,3 +450,57 @@ def test_memory_of_a_dropped_graph_is_freed() -> None:
         assert ref() is None
     finally:
         gc.enable()
+
+
+def test_hooks_of_a_parameter_run_once() -> None:
+    w = leaf(3)
+    w.register_hook(lambda grad: grad * 10)
+    f = torch.compile(lambda x: (w * x).sum(), fullgraph=True)
+    for _ in range(2):
+        w.grad = None
+        f(torch.ones(3)).backward()
+        assert w.grad.tolist() == [10, 10, 10]
+
+
+def test_a_result_with_its_history_and_without() -> None:
+    def f(x: Any) -> Any:
+        y = x * 2
+        return y, y.detach()
+
+    g = torch.compile(f, fullgraph=True)
+    for _ in range(2):
+        x = leaf(3)
+        y, z = g(x)
+        assert y.requires_grad and not z.requires_grad and y.data_ptr() == z.data_ptr()
+        y.sum().backward()
+        assert x.grad.tolist() == [2, 2, 2]
+
+
+def test_gradients_kept_of_a_result() -> None:
+    def f(x: Any) -> Any:
+        y = x * 2
+        y.retain_grad()
+        return (y * y).sum(), y
+
+    g, x = torch.compile(f), leaf(3)
+    with pytest.warns(UserWarning, match="runs eagerly.*retain_grad"):
+        total, y = g(x)
+    total.backward()
+    equal(y.grad, 2 * y.detach())
+
+
+def test_a_view_read_under_no_grad_after_its_base_was_written() -> None:
+    def f(x: Any) -> Any:
+        z = x * 1
+        y = z.squeeze()
+        z.clamp_(-1, 1)
+        with torch.no_grad():
+            w = y * 2
+        return (z * z).sum() + (y * y).sum(), w
+
+    results = []
+    for call in (f, torch.compile(f, fullgraph=True)):
+        x = torch.tensor([-3.0, 0.5, 2.0], requires_grad=True)
+        call(x)[0].backward()
+        results.append(x.grad)
+    equal(results[1], results[0])

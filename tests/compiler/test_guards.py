@@ -434,3 +434,60 @@ def test_environment_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     equal(g(ones()), ones())
     monkeypatch.setenv("FLAMBEAU_TEST_FACTOR", "3")
     equal(g(ones()), ones() * 3)
+
+
+class _Steps(torch.nn.Module):
+    def forward(self, x: Any) -> Any:
+        self.steps = getattr(self, "steps", 0) + 1
+        return x * self.steps
+
+
+def test_an_attribute_that_a_module_gets_in_its_first_call() -> None:
+    module = _Steps()
+    g = torch.compile(module)
+    with pytest.warns(UserWarning, match="runs eagerly.*steps"):
+        found = [g(torch.ones(1)).item() for _ in range(3)]
+    assert found == [1, 2, 3] and module.steps == 3
+
+
+def test_a_method_replaced_on_the_object() -> None:
+    class Scaled:
+        def apply(self, x: Any) -> Any:
+            return x * 2
+
+    scaled = Scaled()
+    g = torch.compile(lambda x: scaled.apply(x), fullgraph=True)
+    equal(g(torch.ones(3)), torch.full((3,), 2.0))
+    scaled.apply = lambda x: x * 7  # type: ignore[method-assign]
+    equal(g(torch.ones(3)), torch.full((3,), 7.0))
+
+
+def test_attributes_by_computed_names() -> None:
+    options = types.SimpleNamespace(a=1.0, b=2.0)
+    g = torch.compile(lambda x: sum(x * getattr(options, name) for name in ("a", "b")), fullgraph=True)
+    equal(g(torch.ones(3)), torch.full((3,), 3.0))
+    options.a = 5.0
+    equal(g(torch.ones(3)), torch.full((3,), 7.0))
+
+
+def test_zeros_of_either_sign_are_two_numbers() -> None:
+    for zero in (0.0, -0.0, 0.0):
+        equal(1 / torch.compile(lambda x: x * zero)(torch.ones(5)), 1 / (torch.ones(5) * zero))
+
+
+def test_hooks_of_a_parameter_that_come_and_go() -> None:
+    w = torch.ones(3, requires_grad=True)
+
+    def step(x: Any) -> None:
+        (w * x).sum().backward()
+
+    g = torch.compile(step, fullgraph=True)
+    found = []
+    for hooked in (False, True, False):
+        handle = w.register_hook(lambda grad: grad * 10) if hooked else None
+        w.grad = None
+        g(torch.ones(3))
+        found.append(w.grad[0].item())
+        if handle is not None:
+            handle.remove()
+    assert found == [1, 10, 1]

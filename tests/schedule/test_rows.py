@@ -115,3 +115,17 @@ def test_columns_of_what_lies_in_no_cache(threads: int, shape: tuple, monkeypatc
     finally:
         monkeypatch.undo()
         flambeau.set_num_threads(before)
+
+
+@pytest.mark.parametrize("write", [lambda x: x.mul_(2), lambda x: x.masked_fill_(x > 0, -1.0)])
+def test_a_write_waits_for_later_walks_over_a_row(write) -> None:
+    def f(x):
+        y = F.softmax(x, -1)
+        write(x)
+        return y
+
+    for shape in ((2, 3, 4), (40, 300)):
+        a = flambeau.from_numpy(np.random.default_rng(3).standard_normal(shape).astype(np.float32))
+        b = a.clone()
+        np.testing.assert_allclose(flambeau.compile(f)(b).numpy(), f(a).numpy(), rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(a.numpy(), b.numpy())
