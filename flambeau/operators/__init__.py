@@ -16,6 +16,7 @@ from flambeau.operators import (
     dropout,
     einsum,
     elementary,
+    flex,
     fourier,
     images,
     indexed,

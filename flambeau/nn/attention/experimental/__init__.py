@@ -1,0 +1,1 @@
+"""`nn.attention.experimental`: attention over pages."""
