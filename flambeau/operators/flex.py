@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 
 from flambeau.base.lazy import np
+from flambeau.core.device import as_device
 from flambeau.core.dtype import dtype, float32, float64, int64
 from flambeau.core.spec import Spec
 from flambeau.ir.kinds import NOT_DIFFERENTIABLE, Composite, common_device
@@ -52,7 +53,7 @@ class positional_values(Composite):
     def signature(score: OptionalTensor, captured: Tensors, program, sizes, device=None): ...
 
     def meta(op, score, captured, program, sizes, device):
-        return Spec.of(sizes, program.result.spec.dtype, device)
+        return Spec.of(sizes, program.result.spec.dtype, as_device(device))
 
     def body(score, captured, program, sizes, device):
         given = places(sizes, device)
@@ -78,7 +79,7 @@ class positional_counts(Composite):
     def signature(captured: Tensors, program, sizes, blocks, device=None): ...
 
     def meta(op, captured, program, sizes, blocks, device):
-        return Spec.of((*sizes[:2], *block_grid(sizes, blocks)), int64, device)
+        return Spec.of((*sizes[:2], *block_grid(sizes, blocks)), int64, as_device(device))
 
     def body(captured, program, sizes, blocks, device):
         ops = REGISTRY
