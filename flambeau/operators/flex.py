@@ -215,12 +215,12 @@ class flex_dense(Composite):
         batch, heads, rows, _ = query.spec.shape
         shared, columns = key.spec.shape[1:3]
         device, wide = query.spec.device, working(query.spec.dtype)
-        if not columns or not query.spec.numel:
-            return nothing(query, value, wide)
         if shared != heads:
             query, key, value = split_heads(query, shared), ops["unsqueeze"](key, 2), ops["unsqueeze"](value, 2)
         scores = matrix_product(query, ops["transpose"](key, -1, -2), None, query.spec.dtype in NARROW)
         sizes = (batch, heads, rows, columns)
+        if not columns:
+            return nothing(scores, query.spec.dtype, value, sizes[:3])
         x = ops["mul"](ops["reshape"](scores, sizes), scale)
         given = places(sizes, device)
         if score_program is not None:
@@ -260,12 +260,12 @@ class flex_dense(Composite):
         )
 
 
-def nothing(query, value, wide) -> tuple:
-    """What attention to no keys gives."""
-    ops, device = REGISTRY, query.spec.device
-    rows = tuple(query.spec.shape[:3])
-    empty = ops["full"](rows, -math.inf, dtype=wide, device=device)
-    out = ops["full"]((*rows, value.spec.shape[3]), 0, dtype=query.spec.dtype, device=device)
+def nothing(scores, dtype, value, rows) -> tuple:
+    """What attention to no keys gives: a sum of no values, so that gradients are zeros."""
+    ops, device = REGISTRY, value.spec.device
+    weights = scores if scores.spec.dtype is dtype else ops["to_dtype"](scores, dtype)
+    out = ops["reshape"](matrix_product(weights, value), (*rows, value.spec.shape[-1]))
+    empty = ops["full"](rows, -math.inf, dtype=working(dtype), device=device)
     return out, empty, ops["clone"](empty)
 
 
