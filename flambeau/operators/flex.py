@@ -70,18 +70,23 @@ class positional_values(Composite):
 
 @declare
 class positional_counts(Composite):
-    """How many positions of each block of [L, S] a mask lets through; blocks at the edges are cut short."""
+    """How many positions of each block of [L, S] a mask lets through; blocks at the edges are cut short.
+
+    `last_query` and `last_key` are L - 1 and S - 1 once more, as numbers that kernels take when they run.
+    """
 
     functions = ()
     methods = ()
     vjp = NOT_DIFFERENTIABLE
 
-    def signature(captured: Tensors, program, sizes, blocks, device=None): ...
+    def signature(
+        captured: Tensors, program, sizes, blocks, device=None, last_query: Scalar = 0, last_key: Scalar = 0
+    ): ...
 
-    def meta(op, captured, program, sizes, blocks, device):
+    def meta(op, captured, program, sizes, blocks, device, last_query, last_key):
         return Spec.of((*sizes[:2], *block_grid(sizes, blocks)), int64, as_device(device))
 
-    def body(captured, program, sizes, blocks, device):
+    def body(captured, program, sizes, blocks, device, last_query, last_key):
         ops = REGISTRY
         rows, columns = block_grid(sizes, blocks)
         b, h = (ops["iota"](shape, device=device) for shape in ((sizes[0], 1, 1, 1, 1, 1), (1, sizes[1], 1, 1, 1, 1)))
@@ -96,17 +101,17 @@ class positional_counts(Composite):
             return ops["sum"](mask, (3, 5), False)
         inside = []
         if rows * blocks[0] != sizes[2]:
-            inside.append(ops["lt"](q, sizes[2]))
-            q = ops["clamp"](q, None, sizes[2] - 1)
+            inside.append(ops["le"](q, last_query))
+            q = ops["where"](inside[-1], q, 0)  # a position that functions may be asked about
         if columns * blocks[1] != sizes[3]:
-            inside.append(ops["lt"](kv, sizes[3]))
-            kv = ops["clamp"](kv, None, sizes[3] - 1)
+            inside.append(ops["le"](kv, last_key))
+            kv = ops["where"](inside[-1], kv, 0)
         mask = program.apply([b, h, q, kv], captured)
         for x in inside:
             mask = ops["logical_and"](mask, x)
         return ops["sum"](to_shape(mask, domain), (4, 5), False)
 
-    def reference(captured, program, sizes, blocks, device=None):
+    def reference(captured, program, sizes, blocks, device=None, last_query=0, last_key=0):
         mask = positional_values.rules.reference(None, captured, program, sizes)
         rows, columns = block_grid(sizes, blocks)
         whole = np.zeros((*sizes[:2], rows * blocks[0], columns * blocks[1]), bool)
@@ -114,7 +119,7 @@ class positional_counts(Composite):
         return whole.reshape(*sizes[:2], rows, blocks[0], columns, blocks[1]).sum((3, 5))
 
     def samples(t):
-        yield case((t(5),), _sample_mask(), (1, 2, 3, 5), (2, 2))
+        yield case((t(5),), _sample_mask(), (1, 2, 3, 5), (2, 2), None, 2, 4)
         yield case((t(4),), _sample_mask(), (1, 1, 4, 4), (2, 4))
 
 

@@ -529,7 +529,7 @@ def create_block_mask(
     where = as_device(device)
     sizes = (1 if B is None else B, 1 if H is None else H, Q_LEN, KV_LEN)
     found = traced(mask_mod, "mask_mod", sizes=sizes, where=where)
-    counts = REGISTRY["positional_counts"](found.operands(), found.program, sizes, blocks, where)
+    counts = REGISTRY["positional_counts"](found.operands(), found.program, sizes, blocks, where, Q_LEN - 1, KV_LEN - 1)
     full: tuple = (None, None)
     some = counts > 0
     if separate_full_blocks:
