@@ -104,11 +104,35 @@ _known: weakref.WeakKeyDictionary[Callable, dict] = weakref.WeakKeyDictionary()
 
 
 # ------------------------------------------------------------------ tracing
+class _Recorder(tracing.Recorder):
+    """A trace in which each tensor from outside is an input of its own: `x` has gradients where `x.detach()`, at the same memory, has none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.captured: dict[int, Value] = {}
+
+    def value_of(self, tensor: Tensor) -> Value:
+        traced = tensor._traced
+        if traced is not None and traced[0] is self:
+            return traced[1]
+        found = self.captured.get(id(tensor))
+        if found is None:
+            found = self.captured[id(tensor)] = self.graph.input(tensor.spec.plain())
+            found.constant = tensor  # which keeps its id its own
+        return found
+
+    def restore(self) -> None:
+        """Tensors that were written to as they were before."""
+        for t in self.stamped:
+            t.__dict__.pop("_traced", None)
+            t.spec, t.node, t.needs_grad = t.__dict__.pop("_before_trace")
+
+
 def _trace(function: Callable, role: str, score: dtype | None, sizes: tuple, where: device) -> Traced:
     specs = [Spec.of((), int64, where)] * INDICES
     if role == "score_mod":
         specs.insert(0, Spec.of((), score, where))
-    recorder = tracing.Recorder()
+    recorder = _Recorder()
     graph = recorder.graph
     with tracing.recording(recorder), no_grad():
         given = [tracing._make(recorder, graph.input(s)) for s in specs]
@@ -120,7 +144,8 @@ def _trace(function: Callable, role: str, score: dtype | None, sizes: tuple, whe
         if role == "mask_mod" and result.spec.dtype is not bool_:
             raise _wrong_result(role, function, f"dtype {result.dtype.name}")
         graph.outputs = [recorder.value_of(result)]
-    if recorder.mutated:
+    if recorder.stamped:
+        recorder.restore()
         raise RuntimeError(
             message(role, "must not write to tensors, for it runs once for all positions", name_of(function))
         )

@@ -162,6 +162,16 @@ def test_what_positions_do_not_change_is_computed_before() -> None:
     assert found.operands()[0].requires_grad
 
 
+def test_detached_captures_have_no_gradient() -> None:
+    w = torch.arange(3.0).requires_grad_()
+    q = torch.arange(24.0).reshape(1, 1, 3, 8) / 24
+    plain = flex_attention(q, q, q, lambda s, b, h, i, j: s * w[j] + w.detach()[j])
+    (found,) = torch.autograd.grad(plain.square().sum(), w)
+    other = w.detach().clone()
+    (want,) = torch.autograd.grad(flex_attention(q, q, q, lambda s, b, h, i, j: s * w[j] + other[j]).square().sum(), w)
+    assert torch.equal(found, want) and want.abs().max() > 0
+
+
 def test_promotion_is_that_of_single_numbers() -> None:
     wide = torch.tensor(2.0, dtype=torch.float64)
     q = torch.ones(1, 1, 3, 4)
