@@ -24,7 +24,7 @@ from flambeau.core.device import as_device, device
 from flambeau.core.dtype import bool_, float32, int32, int64
 from flambeau.ir.op import REGISTRY
 from flambeau.nn.attention.mods import count_parameters, name_of, traced
-from flambeau.operators.flex import FULL, PARTIAL
+from flambeau.operators.flex import FULL, PARTIAL, block_grid
 
 __all__ = ["BlockMask", "and_masks", "create_block_mask", "create_mask", "noop_mask", "or_masks"]
 
@@ -528,8 +528,12 @@ def create_block_mask(
         )
     where = as_device(device)
     sizes = (1 if B is None else B, 1 if H is None else H, Q_LEN, KV_LEN)
-    found = traced(mask_mod, "mask_mod", sizes=sizes, where=where)
-    counts = REGISTRY["positional_counts"](found.operands(), found.program, sizes, blocks, where, Q_LEN - 1, KV_LEN - 1)
+    if 0 in sizes:  # there are no positions to ask the function about
+        counts = REGISTRY["full"]((*sizes[:2], *block_grid(sizes, blocks)), 0, dtype=int64, device=where)
+    else:
+        found = traced(mask_mod, "mask_mod", sizes=sizes, where=where)
+        operands, last = found.operands(), (Q_LEN - 1, KV_LEN - 1)
+        counts = REGISTRY["positional_counts"](operands, found.program, sizes, blocks, where, *last)
     full: tuple = (None, None)
     some = counts > 0
     if separate_full_blocks:

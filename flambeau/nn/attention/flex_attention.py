@@ -124,6 +124,8 @@ def flex_attention(
     _check_options(kernel_options or {})
     sizes = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
     score = mask = None
+    if 0 in sizes:  # there are no positions to ask the functions about
+        score_mod = block_mask = None
     if score_mod is not None:
         score = traced(score_mod, "score_mod", score=working(query.dtype), sizes=sizes, where=query.device)
     if block_mask is not None and block_mask.mask_mod is not noop_mask:

@@ -188,6 +188,14 @@ def test_write_order_counts_the_blocks_of_keys_of_each_row() -> None:
         write_order(BlockMask.from_kv_blocks(mask.kv_num_blocks, mask.kv_indices, compute_q_blocks=False))
 
 
+def test_no_positions() -> None:
+    for lengths in ((0, 5), (5, 0), (0, 0)):
+        mask = create_block_mask(causal, 2, None, *lengths)
+        assert (
+            mask.shape == (2, 1, *lengths) and mask.numel() == 0 and mask.sparsity() == 0 and not mask.to_dense().any()
+        )
+
+
 def test_errors_and_warnings() -> None:
     with pytest.warns(DeprecationWarning, match="_compile"):
         assert create_block_mask(causal, None, None, 64, 64, _compile=True).shape == (1, 1, 64, 64)
