@@ -83,8 +83,10 @@ def host_values(t: Any) -> list:
 def note_read(t: Any) -> None:
     """In a trace that is replayed: it is right only while a tensor from outside has these values. Raises: TraceError for one written to in it."""
     recorder = tracing.current()
-    if recorder is not None and recorder.repeats and not recorder.read_values(t, host_values):
-        traced_value_error(t)
+    if recorder is not None:
+        recorder.valued = True
+        if recorder.repeats and not recorder.read_values(t, host_values):
+            traced_value_error(t)
 
 
 def traced_value_error(t: Any) -> None:

@@ -83,6 +83,7 @@ class Recorder:
             tuple[Callable[[], Any], Any, str]
         ] = []  # (get, value, what it is): a replay is right while get() is value
         self.memo: dict[Any, Any] = {}  # what library code makes once per trace
+        self.valued = False  # whether values of tensors from outside were looked at
         self.grads_read: dict[int, tuple[Any, Any]] = {}  # tensors from outside and the `.grad` they were read with
         self.grads_before: dict[int, tuple[Any, Any]] = {}  # tensors whose `.grad` the trace changed, and what it was
 

@@ -83,24 +83,57 @@ def traced(
     branches on a position; what the function raises.
     """
     recorder = tracing.current()
+    if recorder is not None and recorder.repeats:  # a trace that is replayed must see what the function reads itself
+        return _trace(function, role, score, sizes, where)[0]
+    reads = list_reads(function)
+    if reads is None:
+        return _trace(function, role, score, sizes, where)[0]
     key = (role, score, where, get_default_dtype())
-    kept: dict = {}
-    reads: list | None = None
-    if recorder is None or not recorder.repeats:  # a trace that is replayed must see what the function reads itself
-        reads = list_reads(function)
-        if reads is not None:
-            kept = _known.setdefault(function, {})
-            for extended in (key, (*key, sizes)):
-                found = kept.get(extended)
-                if found is not None and _same(found[0], reads):
-                    return found[1]
-    result = _trace(function, role, score, sizes, where)
-    if reads is not None:
-        kept[key if result.program.scalar else (*key, sizes)] = (reads, result)
+    keys = (key, (*key, sizes))  # without sizes if the program has none
+    kept = _by_function.setdefault(function, {})
+    for k in keys:
+        found = kept.get(k)
+        if found is not None and _same(found[0], reads):
+            return found[1]
+    kinds = _kinds(reads)
+    for k in keys:
+        known = _by_kinds.get((k, kinds))
+        if known is not None:
+            result = known.with_leaves([reads[i][0] for i in known.positions])
+            kept[k] = (reads, result)
+            return result
+    result, valued = _trace(function, role, score, sizes, where)
+    if not valued:
+        k = keys[0] if result.program.scalar else keys[1]
+        kept[k] = (reads, result)
+        if len(_by_kinds) >= _MOST:
+            _by_kinds.clear()
+        template = _Template.of(result, reads)
+        if template is not None:
+            _by_kinds[k, kinds] = template
     return result
 
 
-_known: weakref.WeakKeyDictionary[Callable, dict] = weakref.WeakKeyDictionary()
+class _Template:
+    """A trace without its leaves, for functions of the same code that read things of the same kinds. `positions`: where in those the leaves are."""
+
+    def __init__(self, found: Traced, positions: list[int]):
+        self.program, self.outer, self.numbers, self.positions = found.program, found.outer, found.numbers, positions
+
+    @classmethod
+    def of(cls, found: Traced, reads: list) -> _Template | None:
+        """None if a leaf was made while tracing."""
+        places = {id(x): i for i, (x, _) in reversed(list(enumerate(reads)))}
+        positions = [places.get(id(t)) for t in found.leaves]
+        return None if None in positions else cls(found, positions)
+
+    def with_leaves(self, leaves: list[Tensor]) -> Traced:
+        return Traced(self.program, self.outer, leaves, self.numbers)
+
+
+_MOST = 1024
+_by_function: weakref.WeakKeyDictionary[Callable, dict] = weakref.WeakKeyDictionary()
+_by_kinds: dict[tuple, _Template] = {}
 
 
 # ------------------------------------------------------------------ tracing
@@ -128,7 +161,8 @@ class _Recorder(tracing.Recorder):
             t.spec, t.node, t.needs_grad = t.__dict__.pop("_before_trace")
 
 
-def _trace(function: Callable, role: str, score: dtype | None, sizes: tuple, where: device) -> Traced:
+def _trace(function: Callable, role: str, score: dtype | None, sizes: tuple, where: device) -> tuple[Traced, bool]:
+    """The function as a program, and whether it looked at values of tensors."""
     specs = [Spec.of((), int64, where)] * INDICES
     if role == "score_mod":
         specs.insert(0, Spec.of((), score, where))
@@ -150,7 +184,7 @@ def _trace(function: Callable, role: str, score: dtype | None, sizes: tuple, whe
             message(role, "must not write to tensors, for it runs once for all positions", name_of(function))
         )
     leaves = {v: v.constant for v in graph.inputs[len(specs) :]}
-    return _divided(graph.remove_dead(), len(specs), leaves, function, role, sizes, where)
+    return _divided(graph.remove_dead(), len(specs), leaves, function, role, sizes, where), recorder.valued
 
 
 def _called(function: Callable, role: str, given: list[Tensor]) -> Any:
@@ -349,7 +383,7 @@ def list_reads(function: Any) -> list | None:
 
 def _read(x: Any, found: list, seen: set[int]) -> bool:
     if isinstance(x, Tensor):
-        if type(x) is not Tensor or "_traced" in x.__dict__ or "_wrapped" in x.__dict__:
+        if x.spec.is_slow:  # of a trace or a transform, or of a subclass that sees calls itself
             return False
         found.append((x, x.spec))
         return True
@@ -387,6 +421,19 @@ def _names_in(code: types.CodeType) -> Iterator[str]:
     for c in code.co_consts:
         if isinstance(c, types.CodeType):
             yield from _names_in(c)
+
+
+def _kinds(reads: list) -> tuple:
+    """What is read, tensors by their specs and by which of them are one."""
+    first: dict[int, int] = {}
+    return tuple(
+        [
+            (more, first.setdefault(id(x), i))
+            if isinstance(x, Tensor)
+            else (type(x), repr(x) if type(x) is float else x)
+            for i, (x, more) in enumerate(reads)
+        ]
+    )
 
 
 def _same(old: list, new: list) -> bool:

@@ -123,10 +123,39 @@ def test_a_function_is_traced_once_while_what_it_reads_stays(monkeypatch: pytest
     monkeypatch.setitem(globals(), "WINDOW", 7)
     assert found()[6][0] and len(times) == 3
     table = torch.arange(7)
-    assert found()[6][6] and len(times) == 4
+    assert found()[6][6] and len(times) == 3  # a tensor of the same kind is no other function
     monkeypatch.setitem(globals(), "WINDOW", [1])  # a list may change without notice
     with pytest.raises(TypeError):
         found()
+
+
+def test_closures_of_one_code_are_traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = []
+    trace = mods._trace
+    monkeypatch.setattr(mods, "_trace", lambda *args: times.append(1) or trace(*args))
+
+    def made(a: torch.Tensor, b: torch.Tensor, width: int) -> list:
+        return create_mask(lambda b_, h, q, kv: (a[q] >= b[kv]) & (q - kv <= width), None, None, 4, 4)[0, 0].tolist()
+
+    x, y = torch.arange(4), torch.arange(4) * 2
+    first = made(x, y, 9)
+    assert made(x.clone(), y.clone(), 9) == first and len(times) == 1
+    assert made(y, x, 9) != first and len(times) == 1
+    assert made(x, x, 9) == np.tril(np.ones((4, 4), bool)).tolist() and len(times) == 2  # one tensor is another pattern
+    assert made(x, y, -1) != first and len(times) == 3
+    assert made(x.to(torch.int32), y, 9) == first and len(times) == 4
+    assert made(torch.nn.Parameter(x, requires_grad=False), y, 9) == first and len(times) == 4
+
+
+def test_values_that_a_function_looks_at_are_read_anew() -> None:
+    row, table = torch.tensor(0), torch.arange(8).reshape(2, 4)
+
+    def mask(b, h, q, kv):
+        return table[row, kv] >= 4  # a number as an index is a number of Python
+
+    assert not create_mask(mask, None, None, 4, 4).any()
+    row.fill_(1)
+    assert create_mask(mask, None, None, 4, 4).all()
 
 
 def test_functions_of_objects_are_read_anew() -> None:
