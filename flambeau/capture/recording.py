@@ -25,6 +25,7 @@ from flambeau.engine import recording as launches
 from flambeau.ir import tracing
 from flambeau.ir.bind import MODES
 from flambeau.ir.graph import Graph, Value, map_values
+from flambeau.ir.numbers import plain
 from flambeau.tape import backward
 from flambeau.tape import record as tape
 from flambeau.tape.custom import CustomNode, attach
@@ -227,7 +228,7 @@ def _read(recorder: tracing.Recorder, result: Any, own: list[Tensor], begun: lis
     flat, recording.structure = tree_flatten(result)
     for x in flat:
         if not isinstance(x, Tensor):
-            recording.leaves.append((VALUE, x))
+            recording.leaves.append((VALUE, plain(x)))
         elif id(x) in numbers:
             recording.leaves.append((INPUT, numbers[id(x)]))
         elif "_traced" not in x.__dict__ or x.ptr is not None:

@@ -32,6 +32,7 @@ from flambeau.compiler.observe import USER, Effect, Observer, Stopped, kind_of
 from flambeau.core.dtype import get_default_dtype, set_default_dtype
 from flambeau.core.symbolic import SymInt
 from flambeau.ir import bind, tracing
+from flambeau.ir.numbers import SymFloat
 from flambeau.tape.grad_mode import mode
 
 log = logging.getLogger("flambeau.compiler")
@@ -67,11 +68,15 @@ class CompiledFunction:
         """Forget every entry."""
         self.entries: dict[tuple, list[Entry]] = {}
         self.symbolic: dict[tuple, list[Entry]] = {}
+        self.not_moving: set = set()  # structures of which a trace with numbers given at run time was refused
         self.not_symbolic: set[tuple] = set()  # keys without sizes for which a symbolic trace was wrong
         self.sizes_seen: dict[tuple, list[tuple]] = {}  # by key without sizes: the shapes met
         self.eager_reason: str | None = None  # why calls run eagerly
         self.warned = False  # that a call ran eagerly for shared memory
         self.recompiles: list[str] = []
+        self.moving: set[tuple] = set()  # (structure, place in the key) of float arguments that have changed
+        self.moving_reads: dict[tuple, Guard] = {}  # floats read from outside that have changed, by what holds them
+        self.given = threading.local()  # `numbers`: those of the present call
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else functools.partial(self, instance)
@@ -91,6 +96,7 @@ class CompiledFunction:
             flat, structure = (args, len(args)) if all(type(x) is Tensor for x in args) else _flattened(args)
         key: list = [structure, mode.enabled, mode.inference, get_default_dtype()]
         inputs: list[Tensor] = []
+        numbers: list[float] = []
         for x in flat:
             if isinstance(x, Tensor):
                 key.append(x.spec)
@@ -98,8 +104,13 @@ class CompiledFunction:
                 inputs.append(x)
                 if x.spec.is_slow:
                     return self.function(*args, **kwargs)  # a subclass that sees each call
+            elif type(x) is float and self.moving and (structure, len(key)) in self.moving:
+                key.append(float)
+                numbers.append(x)
             else:
                 key.append(values.leaf_key(x))
+        if numbers:
+            self.given.numbers = numbers
         if len(inputs) > 1 and len(set(map(id, inputs))) != len(inputs):
             inputs = _merged(key, inputs)
         entries = self.entries.get(tuple(key))
@@ -134,7 +145,10 @@ class CompiledFunction:
             for entry in self.entries.get(key, ()):  # another thread may have been quicker
                 if entry.fits(NO_SIZES):
                     return self._run(entry, inputs, NO_SIZES, args, kwargs)
+            if self._loosened(key):
+                return self(*args, **kwargs)
             reason = self._reason(key, loose, inputs, sizes)
+            self._note_moving(key)
             stance = stances.current.name
             if reason is not None:
                 if stance == "eager_on_recompile":
@@ -154,8 +168,13 @@ class CompiledFunction:
                 return self.function(*args, **kwargs)
             varying = self._varying(loose, inputs)
             try:
-                entry = self._trace(args, kwargs, varying)
+                entry = self._trace(key, args, kwargs, varying)
             except Unsupported as e:
+                if float in key or self.moving_reads:  # code that looks closely at its numbers
+                    self.not_moving.add(key[0])
+                    self.moving_reads.clear()
+                    self.moving = {at for at in self.moving if at[0] != key[0]}
+                    return self(*args, **kwargs)
                 return self._give_up(str(e), args, kwargs)
             if varying:
                 entry.sizes = sizes
@@ -181,7 +200,7 @@ class CompiledFunction:
         What Python's C code reads of a symbolic size (`range`, a float times a size) leaves no trace.
         """
         try:
-            other = self._trace(args, kwargs, frozenset(), regions=False)
+            other = self._trace(key, args, kwargs, frozenset(), regions=False)
         except Unsupported as e:
             return self._give_up(str(e), args, kwargs)
         if entry.recording.equals(other.recording, sizes):
@@ -192,6 +211,12 @@ class CompiledFunction:
         del self.symbolic[loose]
         self.entries.setdefault(key, []).insert(0, other)
         return self._run(other, inputs, NO_SIZES, args, kwargs)
+
+    def _note_moving(self, key: tuple) -> None:
+        """A float read from outside that is not what it was is a number given at run time from now on."""
+        for entry in self.entries.get(key, ()) if self.dynamic is not False and key[0] not in self.not_moving else ():
+            for g in entry.guards.moved_floats():
+                self.moving_reads[g.kind, id(g.holder), g.name] = g
 
     def _reason(self, key: tuple, loose: tuple, inputs: list[Tensor], sizes: dict) -> str | None:
         """Why an entry is missing although there are others; None at the first call."""
@@ -207,6 +232,24 @@ class CompiledFunction:
                     ):
                         return _difference(i, a, b)
         return f"the arguments have another structure: {key[0]}" if self.entries or self.symbolic else None
+
+    def _loosened(self, key: tuple) -> bool:
+        """Whether float arguments are numbers given at run time from now on: those in which a call differs from an earlier one."""
+        if self.dynamic is False or key[0] in self.not_moving:
+            return False
+        floats = {i for i, x in enumerate(key) if type(x) is tuple and x[:1] == (float,)}
+        found = floats if self.dynamic is True else set()
+        for other in (*self.entries, *self.symbolic) if floats else ():
+            if len(other) == len(key):
+                differ = {
+                    i
+                    for i, (a, b) in enumerate(zip(other, key))
+                    if a != b and not (type(a) is tuple and hasattr(b, "size_class"))
+                }
+                if differ <= floats and all(type(other[i]) is tuple for i in differ):
+                    found |= differ
+        self.moving.update((key[0], i) for i in found)
+        return bool(found)
 
     # ------------------------------------------------------------------ sizes
     def _varying(self, loose: tuple, inputs: list[Tensor]) -> frozenset[tuple[int, int]]:
@@ -230,14 +273,18 @@ class CompiledFunction:
         return frozenset(found)
 
     # ------------------------------------------------------------------ tracing
-    def _trace(self, args: tuple, kwargs: dict, varying: frozenset, regions: bool = True) -> Entry:
-        entry = self._traced(args, kwargs, varying, {}, regions)
+    def _trace(self, key: tuple, args: tuple, kwargs: dict, varying: frozenset, regions: bool = True) -> Entry:
+        entry = self._traced(key, args, kwargs, varying, {}, regions)
         if entry.recording.bases:  # what it writes to overlaps other tensors that it reads
-            entry = self._traced(args, kwargs, varying, entry.recording.bases, regions)
+            entry = self._traced(key, args, kwargs, varying, entry.recording.bases, regions)
         return entry
 
-    def _traced(self, args: tuple, kwargs: dict, varying: frozenset, bases: dict[int, Tensor], regions: bool) -> Entry:
+    def _traced(
+        self, key: tuple, args: tuple, kwargs: dict, varying: frozenset, bases: dict[int, Tensor], regions: bool
+    ) -> Entry:
         flat, structure = _flattened((args, kwargs))
+        if float in key:
+            flat = self._with_moving(key, flat)
         function = self.function
         observer = Observer(function, [x for x in flat if not isinstance(x, Tensor)])
 
@@ -259,6 +306,9 @@ class CompiledFunction:
             return objects.opened(result, lambda x: not observer.is_outside(x) and objects.made(x))
 
         settled = [(get, put, get(), text) for get, put, text in _SETTLED]
+        shown = [(g, g.now()) for g in self.moving_reads.values() if type(g.now()) is float]
+        for g, value in shown:  # what it reads are numbers given at run time
+            g.set(SymFloat(functools.partial(_value_of, g, value, shown), g.text))
         try:
             recording = record(
                 call,
@@ -279,10 +329,15 @@ class CompiledFunction:
         finally:
             for _, put, old, _ in settled:
                 put(old)
+            for g, value in shown:
+                g.set(value)
+            moving = [g for g, _ in shown]
+            shown.clear()
         if observer.problems:
             raise Unsupported(f"{'; '.join(observer.problems)}. {_WAY_OUT}")
         recording.structure, recording.leaves = _without_payload(recording, observer)
         conditions = [Guard(CONDITION, get, None, value, text) for get, value, text in recording.conditions]
+        conditions += [Guard(CONDITION, functools.partial(_is_float, g), None, True, g.text) for g in moving]
         if varying:
             pinned = _pinned(recording, varying)
             if pinned:
@@ -294,8 +349,35 @@ class CompiledFunction:
             tuned=self.mode.startswith("max-autotune"),
         )
 
+    def _with_moving(self, key: tuple, flat: list) -> list:
+        """Leaves of the arguments with stand-ins for numbers given at run time."""
+        at, found, count, given = 4, [], 0, self.given
+        for x in flat:
+            if isinstance(x, Tensor):
+                at += 2
+            else:
+                if key[at] is float:
+                    x = SymFloat(functools.partial(_nth, given, count), "a float argument")
+                    count += 1
+                at += 1
+            found.append(x)
+        return found
+
     def __repr__(self) -> str:
         return f"<compiled {self.function!r}>"
+
+
+def _value_of(guard: Guard, traced: float, shown: list) -> float:
+    """A float from outside: while it is traced that of the trace."""
+    return traced if shown else guard.now()
+
+
+def _is_float(guard: Guard) -> bool:
+    return type(guard.now()) is float
+
+
+def _nth(given: threading.local, at: int) -> float:
+    return given.numbers[at]
 
 
 class Unsupported(Exception):

@@ -45,6 +45,19 @@ class Guard(NamedTuple):
                 return values.ABSENT
         return self.holder() if self.kind is CONDITION else self.holder
 
+    def set(self, value: Any) -> None:
+        """Put another value where `now()` finds one; not for methods and what else no table holds."""
+        if self.kind is CELL:
+            self.holder.cell_contents = value
+        else:
+            (self.holder.__dict__ if self.kind is ATTRIBUTE else self.holder)[self.name] = value
+
+    def is_table_entry(self) -> bool:
+        """Whether the value is one that `set` may replace."""
+        if self.kind is ATTRIBUTE:
+            return type(getattr(self.holder, "__dict__", None)) is dict and self.name in self.holder.__dict__
+        return self.kind is CELL or (self.kind in (GLOBAL, ITEM) and type(self.holder) in (dict, list))
+
     def holds(self) -> bool:
         if self.kind is CONTENT:
             return values.same_content(self.holder, self.value)
@@ -96,6 +109,14 @@ class Guards:
             self.epoch = epoch.value
             return True
         return False
+
+    def moved_floats(self) -> list[Guard]:
+        """Guards on floats that are other floats now."""
+        return [
+            g
+            for g in (*self.found, *self.of_modules)
+            if type(g.value) is float and type(g.now()) is float and not g.holds() and g.is_table_entry()
+        ]
 
     def failed(self) -> str | None:
         """The first guard that does not hold, in words."""

@@ -34,6 +34,7 @@ import flambeau.base
 from flambeau._tensor import Tensor
 from flambeau.compiler import bytecode, objects, values
 from flambeau.compiler.guards import ATTRIBUTE, CELL, CONTENT, GLOBAL, ITEM, Guard
+from flambeau.ir.numbers import SymFloat
 
 _OURS = os.path.dirname(os.path.dirname(flambeau.base.__file__)) + os.sep
 _MODELS = os.path.join(_OURS, "models") + os.sep  # written as a user would: what it stores and reads counts
@@ -378,7 +379,7 @@ class Observer:
                     self._outside.setdefault(id(x), x)
             elif (kind, id(holder), name) not in self._written and id(value) not in self._made:
                 self._outside.setdefault(id(value), value)
-        if id(holder) in self.covered or value is values.ABSENT:
+        if id(holder) in self.covered or value is values.ABSENT or type(value) is SymFloat:
             return
         if isinstance(value, Tensor) and value.ptr is None or isinstance(value, types.ModuleType):
             return
@@ -515,10 +516,17 @@ class Observer:
 
     def guards(self) -> list[Guard]:
         return [
-            Guard(kind, self._objects[at], name, value, text)
+            Guard(kind, self._objects[at], name, _with_floats(value) if kind is CONTENT else value, text)
             for (kind, at, name), (value, text) in self._guards.items()
             if at in self._objects
         ]
+
+
+def _with_floats(content: Any) -> Any:
+    """What a container holds, with floats for what stood in for them."""
+    if isinstance(content, dict):
+        return {k: v.now() if type(v) is SymFloat else v for k, v in content.items()}
+    return type(content)([v.now() if type(v) is SymFloat else v for v in content])
 
 
 def _content(cell: Any) -> Any:

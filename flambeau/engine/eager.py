@@ -16,7 +16,7 @@ from flambeau.core.spec import NumberSpec, Size, Spec
 from flambeau.core.symbolic import SymInt
 from flambeau.engine import instruments, recording, sizes, validate, watching
 from flambeau.engine.plan import Launch, Plan, make_plan
-from flambeau.ir import tracing
+from flambeau.ir import numbers, tracing
 from flambeau.ir.bind import MODES
 from flambeau.ir.graph import Graph, infer, number_spec
 from flambeau.ir.op import REGISTRY, TENSOR_ROLES, VIEW, Op
@@ -286,6 +286,7 @@ def run_recorded(plan: Plan, inputs: list) -> tuple:
 
 def trace_op(recorder: tracing.Recorder, op: Op, args: tuple) -> Any:
     """Record an op into a trace; the tape sees it too."""
+    args = numbers.placed(recorder, op, args)
     values = recorder.add(op, freeze_attributes(op, args))
     outs = tuple(hooks.wrap_traced(recorder, v) for v in values)
     if op.kind == VIEW:

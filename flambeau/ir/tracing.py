@@ -217,6 +217,14 @@ class Recorder:
             found.append(_make(self, value))
         return tuple(found)
 
+    def number(self, x: Any) -> Any:
+        """The stand-in for a number that changes (`ir.numbers`)."""
+        key = ("number", id(x))
+        if key not in self.memo:
+            (made,) = self.host(lambda: (x.now(),), (float,))
+            self.memo[key] = (made, x)
+        return self.memo[key][0]
+
     def gradient_before(self, leaf: Any, old: Any) -> Any:
         """What a gradient of this trace is added to: nothing if `old` is from before it (a replay adds to what is there then)."""
         if "_traced" in old.__dict__:

@@ -351,7 +351,7 @@ def test_values_come_back() -> None:
     config = Config()
     f = torch.compile(lambda x: x * config.rate, fullgraph=True)
     for i in range(12):
-        config.rate = float(i % 3)
+        config.rate = i % 3
         equal(f(ones()), ones() * (i % 3))
     assert traces(f) == 3
 
@@ -372,7 +372,7 @@ def test_endless_recompilation_ends() -> None:
     f = torch.compile(lambda x: x * config.rate)
     with pytest.warns(UserWarning, match="runs eagerly: it was compiled .* times.*rate"):
         for i in range(80):
-            config.rate = float(i)
+            config.rate = i
             equal(f(ones()), ones() * i)
 
 
