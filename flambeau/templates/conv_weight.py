@@ -7,7 +7,7 @@ from planes (see `conv_planes`) or from the input where it lies.
     conv_gather    adds the parts up in order and turns [pair, channel] into [channel, pair]
 How many parts there are depends on sizes and instruction set only, so sums do not depend on threads.
 
-May not know: tensors. Entry: `weight_gradient`.
+Few channels go to `conv_weight_lines`. May not know: tensors. Entry: `weight_gradient`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from flambeau.kernel.dsl import Function, Module, Value
 from flambeau.kernel.target import Target
 from flambeau.kernel.types import Type, i64, ptr
 from flambeau.templates.conv_planes import build_planes, fused, multiply_add, planes_of
+from flambeau.templates.conv_weight_lines import MOST_CHANNELS, lower_lines
 from flambeau.templates.gemm_pack import order_of, pack_function, padded_depth, transposed
 from flambeau.templates.launch import Launch, Lowered, Recipe
 from flambeau.templates.loop_program import MEMORY, REGISTER
@@ -233,6 +234,8 @@ def weight_gradient(
     planes = planes_of(x_shape, x_strides, kernel, counts, stride, low, dilation, dtype, 3)
     taps = len(planes.taps)
     pairs = channels * taps
+    if channels <= MOST_CHANNELS and contiguous_places(g_shape, g_strides):
+        return lower_lines(planes, images, groups, outs, channels, tuple(g_strides[:2]), dtype, threads)
     wide = target.vector_bytes == 64 or target.arch == "aarch64"
     height, vectors = register_tile(pairs, outs, lanes, 32 if wide else 16)
     width = vectors * lanes
@@ -299,6 +302,11 @@ def weight_gradient(
     )
     launches.append(Launch(Recipe("conv_gather", (dtype, vectors), build_gather), (sums, 2), fields))
     return Lowered(tuple(launches), tuple(scratch))
+
+
+def contiguous_places(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether the places of a channel are neighbours, in order."""
+    return all(n == 1 or s == math.prod(shape[d + 1 :]) for d, (n, s) in enumerate(zip(shape, strides)) if d >= 2)
 
 
 def compute_name(dtype: str) -> str:

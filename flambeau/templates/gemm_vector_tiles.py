@@ -23,11 +23,13 @@ UNROLL = 4
 
 
 def serves(dtype: str, target: Target) -> bool:
-    """Whether the machine has such instructions for int8 or bfloat16."""
+    """Whether the machine has such instructions for int8 or bfloat16, and they pay."""
     lanes = target.vector_bytes // 4
     if dtype == "int8":
         return target.vector_bytes >= 32 and x86.vpdpbusd.available(target, i32.vec(lanes))
-    return dtype == "bfloat16" and target.vector_bytes == 64 and x86.vdpbf16ps.available(target, f32.vec(lanes))
+    # Intel's cores take two cycles for it, so that float32 is faster there (docs/log.md).
+    fast = target.cpu.startswith("znver") and target.vector_bytes == 64
+    return dtype == "bfloat16" and fast and x86.vdpbf16ps.available(target, f32.vec(lanes))
 
 
 def multiply(

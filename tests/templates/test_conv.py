@@ -7,8 +7,10 @@ import itertools
 import numpy as np
 import pytest
 
+from flambeau.base.record import replace
 from flambeau.kernel import target as targets
 from flambeau.kernel.compile import compile_object
+from flambeau.templates import conv_amx
 from flambeau.templates.conv import convolution
 from flambeau.templates.conv_depthwise import depthwise
 from flambeau.templates.launch import Lowered
@@ -79,10 +81,12 @@ def test_sums(case, dtype, cpu):
         check(at_end(x), at_end(w), None, case, dtype)
 
 
+@pytest.mark.skipif(not targets.host().has("avx512bf16"), reason="needs AVX512-BF16")
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_products_in_pairs_without_tiles(case):
     x, w, bias = operands(case, "bfloat16")
-    with targets.override("native,-amx-tile"):
+    with targets.override(replace(targets.host().without("amx-tile"), cpu="znver4")) as chosen:
+        assert conv_amx.serves("bfloat16", chosen)
         check(at_end(x), at_end(w), at_end(bias), case, "bfloat16")
         check(x[:, :, ::-1], w[::-1], bias[::-1], case, "bfloat16")
 

@@ -8,11 +8,13 @@ import itertools
 import numpy as np
 import pytest
 
+from flambeau.base.record import replace
 from flambeau.core import dtype as dtypes
 from flambeau.kernel import cache
 from flambeau.kernel import target as targets
 from flambeau.kernel.compile import compile_object
 from flambeau.runtime import launch as runtime
+from flambeau.templates import gemm_vector_tiles
 from flambeau.templates.gemm import gemm
 from flambeau.templates.launch import Lowered
 
@@ -202,16 +204,30 @@ def test_int8_to_int32(target, rng):
     "cpu", ("native,-amx-tile", "native,-amx-tile,-avx512f", "native,-amx-tile,-avx512vnni,-avxvnni")
 )
 def test_dot_products_without_tiles(cpu, rng):
-    """VNNI in vectors of 64 and 32 bytes, AVX512-BF16, and neither."""
+    """VNNI in vectors of 64 and 32 bytes, and neither."""
     with targets.override(cpu):
         test_int8_to_int32(targets.current(), rng)
-        for dtype in ("int8", "bfloat16"):
-            for m, n, k in ((1, 1, 1), (17, 33, 5), (45, 70, 200), (33, 20, 5000)):
-                a, b = operand(rng, (m, k), "row", dtype), operand(rng, (k, n), "column", dtype)
-                check(a, b, dtype, threads=2, rng=rng)
-                check(a, b, dtype, out=np.ascontiguousarray(operand(rng, (n, m), "row", dtype)).T)
+        for m, n, k in ((1, 1, 1), (17, 33, 5), (45, 70, 200), (33, 20, 5000)):
+            a, b = operand(rng, (m, k), "row", "int8"), operand(rng, (k, n), "column", "int8")
+            check(a, b, "int8", threads=2, rng=rng)
+            check(a, b, "int8", out=np.ascontiguousarray(operand(rng, (n, m), "row", "int8")).T)
         extreme = np.full((40, 90), -128, np.int8)
         check(extreme, np.ascontiguousarray(extreme.T), "int8")
+
+
+@pytest.mark.skipif(not NATIVE.has("avx512bf16"), reason="needs AVX512-BF16")
+def test_bfloat16_products_in_pairs(rng):
+    with targets.override(replace(NATIVE.without("amx-tile"), cpu="znver4")) as chosen:
+        assert gemm_vector_tiles.serves("bfloat16", chosen)
+        for m, n, k in ((1, 1, 1), (17, 33, 5), (45, 70, 200), (33, 20, 5000)):
+            for layout in ("row", "column"):
+                check(
+                    operand(rng, (m, k), layout, "bfloat16"),
+                    operand(rng, (k, n), layout, "bfloat16"),
+                    "bfloat16",
+                    threads=2,
+                    rng=rng,
+                )
 
 
 @pytest.mark.parametrize("dtype", COMPLEX)
