@@ -23,7 +23,9 @@ from flambeau._tensor import Tensor
 from flambeau.base.errors import message
 from flambeau.ir.op import REGISTRY
 from flambeau.nn.attention.block_mask import (
+    DEFAULT_BLOCK_SIZE,
     BlockMask,
+    MaskMod,
     ScoreMod,
     and_masks,
     create_block_mask,
@@ -47,6 +49,11 @@ __all__ = [
     "noop_mask",
     "or_masks",
 ]
+
+# PyTorch's names that libraries on top of it import, though they begin with an underscore.
+_DEFAULT_SPARSE_BLOCK_SIZE = DEFAULT_BLOCK_SIZE
+_mask_mod_signature = MaskMod
+_score_mod_signature = ScoreMod
 
 _NAME = "flex_attention"
 _BACKENDS = ("AUTO", "TRITON", "TRITON_DECODE", "FLASH")
