@@ -25,6 +25,7 @@ from flambeau.core.dtype import as_dtype, get_default_dtype, int64, uint8
 from flambeau.core.dtype import dtype as DType
 from flambeau.core.spec import Spec
 from flambeau.engine import in_place, recording
+from flambeau.engine.host import has_values
 from flambeau.factories import empty, sizes_of
 from flambeau.ir import tracing
 from flambeau.ir.bind import MODES
@@ -450,6 +451,14 @@ def normal(
     return _finish(made, out, requires_grad)
 
 
+def _probabilities(name: str, p: Tensor) -> Tensor:
+    """Probabilities without their history. Raises: RuntimeError for some outside of [0, 1], where values are known."""
+    p = p.detach()
+    if has_values(p) and not bool(((p >= 0) & (p <= 1)).all()):
+        raise RuntimeError(message(name, "expects p to be in [0, 1]", "a tensor with other values"))
+    return p
+
+
 def bernoulli(
     input: Tensor, p: float | None = None, *, generator: Generator | None = None, out: Tensor | None = None
 ) -> Tensor:
@@ -458,7 +467,7 @@ def bernoulli(
         raise RuntimeError(
             message("bernoulli", "the input must be floating point (not implemented for integers)", input.dtype.name)
         )
-    chance = input.detach() if p is None else _probability("bernoulli", p)
+    chance = _probabilities("bernoulli", input) if p is None else _probability("bernoulli", p)
     made = REGISTRY["random_bernoulli"](None, tuple(input.shape), chance, *draw(generator), input.dtype, input.device)
     return _finish(made, out, False)
 
@@ -615,7 +624,7 @@ def random_(
 
 def bernoulli_(self: Tensor, p: Any = 0.5, *, generator: Generator | None = None) -> Tensor:
     """Fill with 1 with probability `p` (a number, or a tensor that broadcasts), else 0."""
-    chance = p.detach() if isinstance(p, Tensor) else _probability("bernoulli_", p)
+    chance = _probabilities("bernoulli_", p) if isinstance(p, Tensor) else _probability("bernoulli_", p)
     return _fill("random_bernoulli", self, chance, *draw(generator))
 
 

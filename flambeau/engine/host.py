@@ -80,6 +80,11 @@ def host_values(t: Any) -> list:
     return values
 
 
+def has_values(t: Any) -> bool:
+    """Whether a tensor's values may be looked at: it stands for nothing in a trace or a transform, and no launches are captured."""
+    return t.ptr is not None and not (bind.MODES and (tracing.current() is not None or recording.active() is not None))
+
+
 def note_read(t: Any) -> None:
     """In a trace that is replayed: it is right only while a tensor from outside has these values. Raises: TraceError for one written to in it."""
     recorder = tracing.current()
@@ -103,4 +108,4 @@ def bytes_at(address: int, count: int) -> bytes:
     return ctypes.string_at(address, count)
 
 
-__all__ = ["bytes_at", "host_number", "host_values", "note_read", "traced_value_error"]
+__all__ = ["bytes_at", "has_values", "host_number", "host_values", "note_read", "traced_value_error"]

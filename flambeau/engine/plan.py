@@ -15,7 +15,7 @@ from typing import Any
 
 from flambeau.base.lazy import np
 from flambeau.base.settings import settings
-from flambeau.core.device import CPU, device
+from flambeau.core.device import CPU, META, device
 from flambeau.core.spec import Spec
 from flambeau.engine import instruments
 from flambeau.engine.verify import verify_schedule
@@ -36,6 +36,11 @@ def size_class(nbytes: int, where: device):
     """The class of blocks that serves `nbytes` on a device."""
     if where is CPU:
         return cpu_size_class(nbytes)
+    if where is META:
+        raise NotImplementedError(
+            f"empty: tensors of the meta device are not implemented, got one of {nbytes} bytes. Make it on the CPU, "
+            "or build the module there (`nn.utils.skip_init` fills nothing)."
+        )
     return sim.device(where.index).default_queue.pool.size_class(nbytes)
 
 

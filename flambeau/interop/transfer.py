@@ -29,12 +29,8 @@ def move(t: Tensor, target: device, non_blocking: bool = False) -> Tensor:
     source = t.spec.device
     if source is target:
         return t
-    if target is META or source is META:
-        if source is META:
-            raise NotImplementedError(
-                "to: a meta tensor has no data to copy. Make a new tensor with empty_like(device=...)."
-            )
-        return REGISTRY["empty_meta"](t)
+    if target is META:
+        raise NotImplementedError("to: tensors of the meta device are not implemented. Keep the tensor on the CPU.")
     if t.needs_grad and mode.enabled:
         result = move(t.detach(), target, non_blocking)
         attach(

@@ -1,4 +1,4 @@
-"""Losses whose call form is not an op's: lengths given as lists, variances as numbers, distances as Python functions.
+"""Losses whose call form is not an op's: values checked, lengths given as lists, variances as numbers, distances as Python functions.
 
 May not know: how losses are computed. Exported by `nn.functional`.
 """
@@ -10,10 +10,12 @@ from collections.abc import Callable
 from typing import Any
 
 from flambeau._tensor import Tensor
+from flambeau.engine.host import has_values
 from flambeau.factories import tensor
 from flambeau.ir.op import FUNCTIONS, REGISTRY
 
 __all__ = [
+    "binary_cross_entropy",
     "ctc_loss",
     "huber_loss",
     "l1_loss",
@@ -22,6 +24,27 @@ __all__ = [
     "smooth_l1_loss",
     "triplet_margin_with_distance_loss",
 ]
+
+
+# ------------------------------------------------------------------ probabilities
+def binary_cross_entropy(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+) -> Tensor:
+    """Cross entropy of probabilities against targets. Raises: RuntimeError for values outside of [0, 1], except in compiled functions."""
+    for name, x in (("input", input), ("target", target)):
+        if has_values(x):
+            x = x.detach()
+            if not bool(((x >= 0) & (x <= 1)).all()):
+                raise RuntimeError(
+                    f"binary_cross_entropy: all elements of {name} should be between 0 and 1. Take sigmoid() of scores, or "
+                    "binary_cross_entropy_with_logits() in its place."
+                )
+    return REGISTRY["binary_cross_entropy"](input, target, weight, size_average, reduce, reduction)
 
 
 # ------------------------------------------------------------------ differences

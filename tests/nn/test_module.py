@@ -380,3 +380,27 @@ def test_a_network_learns():
         loss.backward()
         optimizer.step()
     assert loss.item() < 0.3 * first
+
+
+@pytest.mark.parametrize("bad", [1.5, -0.5, float("nan")])
+def test_binary_cross_entropy_takes_probabilities(bad):
+    good, other = fb.tensor([0.5, 0.5]), fb.tensor([0.5, bad])
+    for name, pair in (("input", (other, good)), ("target", (good, other))):
+        with pytest.raises(RuntimeError, match=f"all elements of {name} should be between 0 and 1"):
+            fb.nn.BCELoss()(*pair)
+    compiled = fb.compile(fb.nn.BCELoss(), fullgraph=True)
+    assert compiled(good, good).item() == pytest.approx(fb.nn.BCELoss()(good, good).item())
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: fb.empty(3, device="meta"),
+        lambda: fb.randn(3, device="meta"),
+        lambda: fb.ones(3).to("meta"),
+        lambda: fb.nn.Linear(2, 3, device="meta"),
+    ],
+)
+def test_the_meta_device_says_that_it_is_not_there(make):
+    with pytest.raises(NotImplementedError, match="meta device are not implemented"):
+        make()
