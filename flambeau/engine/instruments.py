@@ -23,7 +23,7 @@ from flambeau.base import stages
 from flambeau.base.settings import settings
 from flambeau.core.spec import NumberSpec
 from flambeau.ir.graph import Graph
-from flambeau.schedule.steps import ERROR, Schedule, Shifted, Step
+from flambeau.schedule.steps import ERROR, Schedule, Shifted, Step, Table
 from flambeau.templates.loop_program import LoopNest
 from flambeau.templates.loop_text import nest_text, operations, traffic_bytes
 
@@ -47,9 +47,11 @@ def show_schedule(result: Schedule) -> None:
         stages.show(5, "scheduled", schedule_text(result), "schedule.txt")
     if stages.shown(4):
         for number, step in enumerate(result.steps):
-            nest = nest_of(step)
-            if nest is not None:
-                text = nest_text(nest, step.params, [operand_name(o) for o in step.operands])
+            for part in step.segments or (step,):
+                nest = nest_of(part)
+                if nest is None:
+                    continue
+                text = nest_text(nest, part.params, [operand_name(o) for o in part.operands])
                 stages.show(4, f"loop nest of step {number}, {step.name}", text, f"nest-{step.name}.txt")
 
 
@@ -70,6 +72,8 @@ def schedule_text(result: Schedule) -> str:
         operands = ", ".join(operand_name(o) for o in (*step.operands, *step.outputs))
         how = "library call" if step.recipe is None else f"{step.recipe.name}, {step.params[0]} units"
         lines.append(f"step {number}: {step.name}({operands})  # {how}")
+        for segment in step.segments:
+            lines.append(f"    segment: {segment.name}({', '.join(operand_name(o) for o in segment.operands)})")
     shown = [
         operand_name(b) + ("" if spec is b.spec and not offset else f" as {spec} from element {offset}")
         for b, spec, offset in result.outputs
@@ -107,7 +111,8 @@ def timed(entry: Any, step: Step) -> Any:
 def buffers_of(step: Step) -> list:
     """The buffers a step reads or writes, each once."""
     found = []
-    for operand in step.operands:
+    listed = [o for t in step.operands if isinstance(t, Table) for o in t.operands]
+    for operand in (*step.operands, *listed):
         buffer = operand.buffer if isinstance(operand, Shifted) else operand
         if (
             buffer is not ERROR

@@ -9,8 +9,10 @@ fast path needs nothing else. May not know: tensors, autograd.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from operator import itemgetter
 from typing import Any
 
 from flambeau.base.lazy import np
@@ -26,7 +28,7 @@ from flambeau.runtime import errors, launch, objects, sim
 from flambeau.runtime.allocator import size_class as cpu_size_class
 from flambeau.schedule.fusion import schedule
 from flambeau.schedule.memory import pack
-from flambeau.schedule.steps import ERROR, Schedule, Shifted
+from flambeau.schedule.steps import ERROR, Schedule, Shifted, Table
 from flambeau.schedule.tuning import Tuner
 from flambeau.templates.choice import advised
 from flambeau.templates.launch import Recipe
@@ -159,6 +161,13 @@ class Plan:
                 entry, address = instruments.timed(entry, s), None
             positions = tuple(place(o) for o in s.operands)
             self.steps.append(Launch(entry, positions, launch.block(s.params), s.name, fails, address))
+        self.tables: list[
+            tuple[int, tuple[int, ...], Callable]
+        ] = [  # (position, of what, which takes that from memory)
+            (position[t], of := tuple(place(o) for o in t.operands), itemgetter(*of))
+            for t in result.scratches
+            if isinstance(t, Table)
+        ]
         self.outputs = [
             (position[b], spec, offset * spec.dtype.itemsize, b.role == "input") for b, spec, offset in result.outputs
         ]
@@ -170,10 +179,12 @@ class Plan:
         """Positions of temporaries and scratch that are no results, and for each (bytes, first step, last step)."""
         kept = {p for p, *_ in self.outputs}
         aliases: dict[int, int] = {self.error_position + 1 + i: p for i, (p, _) in enumerate(self.shifts)}
-        first: dict[int, int] = {}
+        behind = {position: of for position, of, _ in self.tables}
+        first: dict[int, int] = dict.fromkeys(behind, 0)  # tables are written before the first step
         last: dict[int, int] = {}
         for at, step in enumerate(self.steps):
-            for p in step.positions if isinstance(step, Launch) else (*step.ins, *step.outs):
+            used = step.positions if isinstance(step, Launch) else (*step.ins, *step.outs)
+            for p in (*used, *(q for t in used if t in behind for q in behind[t])):
                 p = aliases.get(p, p)
                 first.setdefault(p, at)
                 last[p] = at
@@ -213,18 +224,20 @@ class Plan:
             prepare(spec)
         if self.layout is None:
             self.layout = self._native_layout()
-        inputs, shifts, positions = self.layout
+        inputs, shifts, positions, tables = self.layout
         make = objects.maker(
             inputs,
             results,
             self.blocks,
             shifts,
             [(s.address, s.words, p) for s, p in zip(self.steps, positions)],
+            tables,
         )
         return make if make is None or not self.may_fail else checking(make)
 
-    def _native_layout(self) -> tuple[int, list[tuple[int, int]], list[list[int]]]:
-        """(number of inputs, (position, bytes) of shifted addresses, operands of each step), positions as a native maker counts them."""
+    def _native_layout(self) -> tuple[int, list[tuple[int, int]], list[list[int]], list[tuple[int, list[int]]]]:
+        """(number of inputs, (position, bytes) of shifted addresses, operands of each step, tables as (position, of what)), positions as a
+        native maker counts them."""
         number = {position: i for i, (position, *_) in enumerate(self.outputs)}
         inputs = self.inputs + self.may_fail  # the error block is one more operand
         place = {i: i for i in range(self.inputs)}
@@ -250,7 +263,8 @@ class Plan:
             )
             place[self.error_position + 1 + i] = first_shift + len(shifts)
             shifts.append((place[position], nbytes) if offset is None else (arena, offset + nbytes))
-        return inputs, shifts, [[place[p] for p in s.positions] for s in self.steps]
+        tables = [(place[t], [place[p] for p in of]) for t, of, _ in self.tables]
+        return inputs, shifts, [[place[p] for p in s.positions] for s in self.steps], tables
 
     def resized(
         self,
@@ -303,16 +317,25 @@ class Plan:
                 c.free.append(p)
         return memory
 
+    def tables_of(self, memory: list[int]) -> list[array]:
+        """The tables of a run: their addresses take their place in the memory list, which is otherwise complete. Keep them while it runs."""
+        made = [array("q", take(memory)) for _, _, take in self.tables]
+        for (position, *_), table in zip(self.tables, made):
+            memory[position] = table.buffer_info()[0]
+        return made
+
     def _run_now(self, memory: list[int]) -> None:
         error = errors.thread_block() if self.may_fail else None
         memory.append(error.address if error is not None else 0)
         for position, extra in self.shifts:
             memory.append(memory[position] + extra)
+        tables = self.tables_of(memory)
         for step in self.steps:
             if type(step) is Launch:
                 step.entry(*[memory[i] for i in step.positions], step.block)
             else:
                 run_external(step, memory)
+        del tables
         if error is not None and error.words[0]:
             error.check()
 
@@ -322,11 +345,12 @@ class Plan:
         memory.append(queue.error_block.address)
         for position, extra in self.shifts:
             memory.append(memory[position] + extra)
+        kept = (keep, self, self.tables_of(memory))
         for step in self.steps:
             if type(step) is Launch:
-                queue.launch(step.entry, *[memory[i] for i in step.positions], step.block, keep=(keep, self))
+                queue.launch(step.entry, *[memory[i] for i in step.positions], step.block, keep=kept)
             else:
-                queue.submit(run_external, step, list(memory), keep=(keep, self))
+                queue.submit(run_external, step, list(memory), keep=kept)
 
 
 def take_all(classes: Sequence) -> list[int]:

@@ -116,6 +116,8 @@ class Recording:
         memory.append(error)
         for position, extra in plan.shifts:
             memory.append(memory[position] + extra)
+        for table in plan.tables_of(memory):
+            self.kept[id(table)] = table
         for step in plan.steps:
             slots = (*[memory[i] for i in step.positions], step.block)
             self.records.append(Record(launch.kernel_of(step.entry), slots, error if step.may_fail else 0))

@@ -15,7 +15,7 @@ from flambeau.base.errors import InternalError
 from flambeau.core.dtype import BY_NAME
 from flambeau.core.spec import NumberSpec
 from flambeau.engine.instruments import nest_of, operand_name, schedule_text
-from flambeau.schedule.steps import ERROR, Buffer, Schedule, Scratch, Shifted, Step
+from flambeau.schedule.steps import ERROR, Buffer, Schedule, Scratch, Shifted, Step, Table
 from flambeau.templates.loop_program import Check, Load, LoopNest, Store
 from flambeau.templates.loop_text import sizes_of
 
@@ -25,11 +25,14 @@ def verify_schedule(result: Schedule) -> None:
     known = {*result.inputs, *result.temps, *result.scratches, ERROR}
     written: set[Buffer | Scratch] = {*result.inputs}
     for number, step in enumerate(result.steps):
-        for operand in (*step.operands, *step.outputs):
+        listed = (o for t in step.operands if isinstance(t, Table) for o in t.operands)
+        for operand in (*step.operands, *step.outputs, *listed):
             buffer = operand.buffer if isinstance(operand, Shifted) else operand
             if buffer not in known:
                 fail(result, number, step, f"operand {operand!r} is not in the schedule")
         nest = nest_of(step)
+        for segment in step.segments:
+            verify_nest(result, number, segment, nest_of(segment), written)
         if nest is None:
             written.update(b for b in step.operands if isinstance(b, Buffer))
             written.update(step.outputs)

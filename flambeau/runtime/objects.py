@@ -239,9 +239,9 @@ def _emit_result(module: Module, layout: Layout, take: Function, give: Function,
     return k
 
 
-# Words of a maker: [inputs, results, blocks, shifts, steps], then per result [free, more, spec], per block [free, more],
-# per shift [position, bytes], per step [kernel, block, count, positions …]. Positions count inputs, results, blocks, shifts.
-_MAKER_HEAD = 5
+# Words of a maker: [inputs, results, blocks, shifts, tables, steps], then per result [free, more, spec], per block [free, more],
+# per shift [position, bytes], per table [position, count, positions …], per step [kernel, block, count, positions …]. Positions count inputs, results, blocks, shifts.
+_MAKER_HEAD = 6
 
 
 def _emit_make(module: Module, layout: Layout, take: Function, give: Function, result: Function) -> Function:
@@ -249,7 +249,7 @@ def _emit_make(module: Module, layout: Layout, take: Function, give: Function, r
     k = e.k
     _, arguments, given = k.args
     words = e.words()
-    results, blocks, shifts, steps = (k.load(words, i64, i) for i in range(1, _MAKER_HEAD))
+    results, blocks, shifts, tables, steps = (k.load(words, i64, i) for i in range(1, _MAKER_HEAD))
     memory = k.stack(8 * MOST_ADDRESSES, align=16)
     owners = k.stack(8 * MOST_ADDRESSES, align=16)
     with k.when(given > MOST_ADDRESSES):
@@ -310,6 +310,13 @@ def _emit_make(module: Module, layout: Layout, take: Function, give: Function, r
             entry = at.get()
             k.store(memory, k.load(memory, i64, k.load(entry, i64, 0)) + k.load(entry, i64, 1), base + index)
             at.set(k.offset(entry, 16))
+        with k.range(0, tables):
+            entry = at.get()
+            table, count_listed = k.load(memory, ptr, k.load(entry, i64, 0)), k.load(entry, i64, 1)
+            listed = k.offset(entry, 16)
+            with k.range(0, count_listed) as index:
+                k.store(table, k.load(memory, i64, k.load(listed, i64, index)), index)
+            at.set(k.offset(listed, count_listed * 8))
         slots = k.stack(8 * (MAX_SLOTS + 1), align=16)
 
         def divide(*given: Value) -> None:
@@ -623,11 +630,12 @@ def maker(
     blocks: Sequence[Any],
     shifts: Sequence[tuple[int, int]],
     steps: Sequence[tuple[int, Any, Sequence[int]]],
+    tables: Sequence[tuple[int, Sequence[int]]] = (),
 ) -> Callable | None:
     """`make(*operands)`: a tensor (several results: a tuple of them) from running `steps`; None if there is too much for the stack.
 
-    `results` are specs, `blocks` size classes, `shifts` (position, bytes), `steps` (kernel, parameter block, positions). Positions
-    count the inputs, then the results, the blocks, the shifts.
+    `results` are specs, `blocks` size classes, `shifts` (position, bytes), `steps` (kernel, parameter block, positions), `tables`
+    (position of memory for addresses, positions of what they are). Positions count the inputs, then the results, the blocks, the shifts.
     """
     addresses = inputs + len(results) + len(blocks) + len(shifts)
     if not results or addresses > MOST_ADDRESSES or any(len(p) >= MAX_SLOTS for _, _, p in steps):
@@ -638,13 +646,15 @@ def maker(
         keep.append(x)
         return id(x)
 
-    words = [inputs, len(results), len(blocks), len(shifts), len(steps)]
+    words = [inputs, len(results), len(blocks), len(shifts), len(tables), len(steps)]
     for spec in results:
         words += kept(spec.free), kept(spec.size_class.fresh), kept(spec)
     for c in blocks:
         words += kept(c.free), kept(c.fresh)
     for position, nbytes in shifts:
         words += position, nbytes
+    for position, listed in tables:
+        words += position, len(listed), *listed
     for kernel, block, positions in steps:
         keep.append(block)
         words += kernel, block.address, len(positions), *positions

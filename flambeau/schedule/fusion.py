@@ -24,6 +24,7 @@ from flambeau.ir.kinds import Piece, apply_view
 from flambeau.ir.op import ASSEMBLE, EXTERNAL, INDEXING, POINTWISE, REDUCTION, TEMPLATE, VIEW
 from flambeau.schedule.emission import GroupEmitter, PieceEmitter
 from flambeau.schedule.groups import MOST_NODES, MOST_OPERANDS, Group
+from flambeau.schedule.horizontal import Kinds, merge_launches
 from flambeau.schedule.program import FEW_UNITS, Access, NestBuilder
 from flambeau.schedule.steps import ERROR, Buffer, Schedule, Step
 
@@ -57,6 +58,7 @@ class Scheduler:
             for v in node.inputs:
                 self.consumers.setdefault(v, []).append(node)
         self.roots = self._find_roots()
+        self.kinds = Kinds(self.roots)
         for v in self.graph.inputs:
             self.buffers[v] = self.result.add_input(v.spec)
         for node in self.graph.nodes:
@@ -69,6 +71,7 @@ class Scheduler:
                 self.buffers[v] = self.buffers[target]
         self._emit_all()
         self._finish_outputs()
+        merge_launches(self.result)
         return self.result
 
     def _find_roots(self) -> set[Value]:
@@ -239,6 +242,8 @@ class Scheduler:
                 why_not = "together they have more operands than a kernel takes"
             elif group.nodes + self.evaluated[root] > MOST_NODES:
                 why_not = "together they would be too long a kernel"
+            elif self._is_apart(group, root, operands):
+                why_not = "it is one of many of its kind, which can be one launch"
             else:
                 why_not = self._why_not(group, at, root, domain, reduced, leaves)
             if why_not is None:
@@ -259,6 +264,20 @@ class Scheduler:
         for v in node.outputs:
             group.roots.append(v)
             self.position[v] = len(self.order) - 1
+
+    def _is_apart(self, group: Group, root: Value, operands: set[Value]) -> bool:
+        """Whether root is one of many of its kind and has nothing to do with a group: their launches can be one (`horizontal`). What single
+        numbers share may be what all of them read (a learning rate).
+        """
+        if not self.kinds.is_common(root) or group.split or group.over_units:
+            return False
+        least = min(root.spec.ndim, 1)
+        if not any(
+            v in group.operands and not isinstance(v.spec, NumberSpec) and v.spec.ndim >= least for v in operands
+        ):
+            return True
+        kind = self.kinds.of[root]
+        return not least and any(self.kinds.of.get(v) == kind for v in group.roots)
 
     def reduced_dims(self, node: Node) -> tuple[int, ...]:
         source = node.inputs[0].spec

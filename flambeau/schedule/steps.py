@@ -37,6 +37,16 @@ class Scratch:
         self.nbytes, self.index, self.is_partial = nbytes, index, False
 
 
+class Table(Scratch):
+    """Memory for the addresses of `operands`, written before anything runs: what a launch over segments reads and writes through it."""
+
+    __slots__ = ("operands",)
+
+    def __init__(self, operands: tuple, index: int):
+        super().__init__(8 * len(operands), index)
+        self.operands = operands
+
+
 @record
 class Shifted:
     """A buffer from a byte offset on."""
@@ -58,9 +68,10 @@ ERROR = _Error()
 
 
 class Step:
-    """One kernel launch, or one call of a library. `flops` is what a template says its launch is worth (0: not known)."""
+    """One kernel launch, or one call of a library. `flops` is what a template says its launch is worth (0: not known).
+    `segments` are the launches that this one stands for, if it is several."""
 
-    __slots__ = ("args", "flops", "name", "op", "operands", "outputs", "params", "recipe", "specs")
+    __slots__ = ("args", "flops", "name", "op", "operands", "outputs", "params", "recipe", "segments", "specs")
 
     def __init__(
         self,
@@ -73,9 +84,11 @@ class Step:
         outputs: tuple = (),
         args: tuple = (),
         flops: int = 0,
+        segments: tuple = (),
     ):
         self.recipe, self.operands, self.params, self.name, self.flops = recipe, operands, params, name, flops
         self.op, self.specs, self.outputs, self.args = op, specs, outputs, args
+        self.segments: tuple[Step, ...] = segments
 
     @classmethod
     def kernel(cls, recipe: Recipe, operands: tuple, params: tuple[int, ...], name: str, flops: int = 0) -> Step:
@@ -104,6 +117,11 @@ class Schedule:
     def add_temp(self, spec: Spec) -> Buffer:
         self.temps.append(Buffer(spec.plain(), "temp", len(self.temps)))
         return self.temps[-1]
+
+    def add_table(self, operands: tuple) -> Table:
+        made = Table(operands, len(self.scratches))
+        self.scratches.append(made)
+        return made
 
     def add_scratch(self, nbytes: int) -> Scratch:
         self.scratches.append(Scratch(nbytes, len(self.scratches)))

@@ -51,9 +51,16 @@ from flambeau.templates.loop_program import (
 
 def build_loop_nest(target, nest: LoopNest) -> Module:
     """The kernel of a nest, for a target."""
+    module = Module(max(256, target.vector_bytes * 8), **numerics(target))
+    k = module.function("kernel", [("slots", ptr), ("begin", i64), ("end", i64), ("tid", i64)])
+    NestEmitter(nest, k, k.args[0], *k.args[1:]).build()
+    return module
+
+
+def numerics(target) -> dict[str, bool]:
+    """The native instructions that loop nests use: they are part of what an op gives, wherever it is fused."""
     wide = target.has("avx512f", "avx512vl")
-    module = Module(vector_bits=max(256, target.vector_bytes * 8), native_scalef=wide, native_tables=wide)
-    return _Emitter(nest, module).build()
+    return {"native_bf16": False, "native_scalef": wide, "native_tables": wide}
 
 
 def state_types(n: Reduce) -> list[Type]:
@@ -84,11 +91,12 @@ class _StageLoop:
         self.splats, self.bases, self.kept_row = splats, bases, kept_row
 
 
-class _Emitter(LoopMemory):
-    def __init__(self, nest: LoopNest, module: Module):
-        self.nest, self.module = nest, module
-        self.k: Function = module.function("kernel", [("slots", ptr), ("begin", i64), ("end", i64), ("tid", i64)])
-        self.slots, self.begin, self.end, self.tid = self.k.args
+class NestEmitter(LoopMemory):
+    """The units [begin, end) of a nest, printed into a function."""
+
+    def __init__(self, nest: LoopNest, k: Function, slots: Value, begin: Value, end: Value, tid: Value):
+        self.nest, self.k = nest, k
+        self.slots, self.begin, self.end, self.tid = slots, begin, end, tid
         self.program = nest.program
         self.level: list[str] = []
         self.stage: list[int] = []
@@ -185,9 +193,10 @@ class _Emitter(LoopMemory):
         return False
 
     # ------------------------------------------------------------------ frame
-    def build(self) -> Module:
+    def build(self, block: Value | None = None) -> None:
+        """Print it; the parameter `block` is behind the slots unless it is given."""
         k, nest = self.k, self.nest
-        self.block = k.load(self.slots, ptr, nest.slots)
+        self.block = k.load(self.slots, ptr, nest.slots) if block is None else block
         self.pointers = {s: k.load(self.slots, ptr, s) for s in self._pointer_slots()}
         self.aligned = {
             n.slot: (self.pointers[n.slot].to(i64) % STREAMING_ALIGN).eq(0)
@@ -216,7 +225,6 @@ class _Emitter(LoopMemory):
         if any(isinstance(n, Reduce) and n.over != "inner" for n in self.program):
             self._finish_last()
         k.ret()
-        return self.module
 
     def _pointer_slots(self) -> list[int]:
         found = {n.slot for n in self.program if isinstance(n, (Load, Store, Keep))}
