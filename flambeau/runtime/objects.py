@@ -239,8 +239,9 @@ def _emit_result(module: Module, layout: Layout, take: Function, give: Function,
     return k
 
 
-# Words of a maker: [inputs, results, blocks, shifts, tables, steps], then per result [free, more, spec], per block [free, more],
-# per shift [position, bytes], per table [position, count, positions …], per step [kernel, block, count, positions …]. Positions count inputs, results, blocks, shifts.
+# Words of a maker: [inputs, results, blocks, shifts, tables, steps], then per result [free, more, spec], per block [free, more], per shift
+# [position, bytes], per table [position, count, positions …], per step [kernel, block, count, positions …]. Positions count inputs, results,
+# blocks, shifts.
 _MAKER_HEAD = 6
 
 
