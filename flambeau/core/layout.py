@@ -135,6 +135,8 @@ def infer_shape(op: str, target: Sequence[int], numel: int) -> tuple[int, ...]:
 def has_internal_overlap(shape: Sequence[int], strides: Sequence[int]) -> bool:
     """Whether two indices may name one element (expanded or overlapping windows); exact for nested layouts."""
     reach = 0
+    if 0 in shape:
+        return False
     for stride, size in sorted((s, n) for n, s in zip(shape, strides) if n > 1):
         if stride <= reach:
             return True

@@ -43,6 +43,7 @@ class Info:
     """What is known about an op at one set of specs and attributes: its plan, and what the tape adds."""
 
     __slots__ = ("op", "args", "plan", "specs", "view", "analyses", "by_bits", "positions", "single", "__weakref__")
+    form = ""
 
     def __init__(self, op: Op, args: tuple, specs: tuple[Spec, ...] | None = None):
         """`args` holds specs where tensors go, and number specs for run-time numbers. `specs` of the results, if they are known."""

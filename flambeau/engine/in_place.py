@@ -13,10 +13,11 @@ from typing import Any
 from flambeau.base.settings import settings
 from flambeau.core.dtype import can_cast
 from flambeau.core.layout import has_internal_overlap
-from flambeau.engine import eager, recording, validate, watching
+from flambeau.engine import eager, recording, sizes, validate, watching
 from flambeau.engine.plan import Plan, make_plan
 from flambeau.ir import bind
 from flambeau.ir.bind import MODES
+from flambeau.ir.graph import Graph
 from flambeau.ir.op import POINTWISE, REGISTRY, Op
 
 MOST_PLANS = 4096
@@ -69,7 +70,7 @@ def run(op: Op, args: tuple, told: bool = False) -> Any:
         if plan is None:
             if len(op.in_place_plans) > MOST_PLANS:
                 op.in_place_plans.clear()
-            plan = op.in_place_plans[running] = plan_for(running, spec)
+            plan = op.in_place_plans[running] = plan_for(running)
         watched = validate.watch(op, args) if settings.validate and recording.current() is None else None
         eager.run_plan(plan, inputs)
         if watched is not None:
@@ -78,13 +79,35 @@ def run(op: Op, args: tuple, told: bool = False) -> Any:
     return target
 
 
-def plan_for(info: eager.Info, spec) -> Plan:
-    graph = info.graph()
-    result = graph.outputs[0]
-    if result.spec.dtype is not spec.dtype:
-        (result,) = graph.add(REGISTRY["to_dtype"], (result, spec.dtype))
-    graph.outputs, graph.writes = [], [(graph.inputs[0], result)]
-    return make_plan(graph, spec.device)
+class Write:
+    """An op whose result is written into its first operand, at one set of specs; has no results of its own. As `eager.Info` to `sizes`."""
+
+    __slots__ = ("op", "args", "specs", "plan")
+    form = "write"
+
+    def __init__(self, op: Op, args: tuple):
+        self.op, self.args = op, args
+        self.specs: tuple = ()
+        self.plan: Plan | None = None
+
+    def graph(self) -> Graph:
+        graph, spec = eager.Info(self.op, self.args).graph(), self.args[0]
+        result = graph.outputs[0]
+        if result.spec.dtype is not spec.dtype:
+            (result,) = graph.add(REGISTRY["to_dtype"], (result, spec.dtype))
+        graph.outputs, graph.writes = [], [(graph.inputs[0], result)]
+        return graph
+
+
+def plan_for(info: eager.Info) -> Plan:
+    """The plan that writes the result into the first operand, from a model of its sizes if there is one."""
+    known = sizes.derived(info.op, info.args, Write.form)
+    if known is not None:
+        return known[1]
+    write = Write(info.op, info.args)
+    write.plan = make_plan(write.graph(), info.args[0].device)
+    sizes.learn(write)
+    return write.plan
 
 
 def separate(x: Any, target: Any, aligned: bool) -> Any:

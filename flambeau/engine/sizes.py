@@ -6,11 +6,14 @@ which leaves expressions in the words, specs and scratch sizes, and every compar
 model: from the sizes of the operands to what the plan holds, or None where a guard does not hold and the schedule would be another.
 
     found = derived(op, args)      # (specs of the results, plan) or None; args as of `eager.normalise`
-    learn(info)                    # a plan that was made the long way: op, args, specs, plan
+    learn(info)                    # a plan that was made the long way: op, args, form, specs, plan, graph()
 
 What Python's C code reads of a symbolic size (`range`, a float times a size) leaves no trace, so models are believed only as far as they were
 seen to be right. A new model is compared with schedules of a few made-up sizes, small and large, that its guards let through, and with every
 plan that is made the long way later on. A size that did not vary in any comparison is held at the value it had when the model was made.
+
+Plans of other things than ops (in-place forms, updates of optimisers) have models too: whatever has a graph that follows from specs, with the
+op, or a function in its place, and a `form` as names.
 
 Models are kept by family: op, attributes, dtypes, ranks, which sizes are 1, which strides follow from the sizes. May not know: kernels,
 the tape. Entry: `derived`, `learn`.
@@ -76,11 +79,11 @@ def forget() -> None:
 
 
 # ------------------------------------------------------------------ families
-def family_key(op: Op, args: tuple) -> tuple[tuple, list[int]] | None:
+def family_key(op: Op | Callable, args: tuple, form: str) -> tuple[tuple, list[int]] | None:
     """(what all members share, sizes and strides in which they differ); None for what has no members but itself."""
-    if op.kind == VIEW:
+    if getattr(op, "kind", None) == VIEW:
         return None
-    parts: list[Any] = [op]
+    parts: list[Any] = [op, form]
     values: list[int] = []
     for a in args:
         if type(a) is Spec:
@@ -144,10 +147,10 @@ class _Sizes:
 
 
 # ------------------------------------------------------------------ the way to a plan
-def derived(op: Op, args: tuple) -> tuple[tuple[Spec, ...], Plan] | None:
-    """Specs of the results and a plan, if a model knows them."""
+def derived(op: Op | Callable, args: tuple, form: str = "") -> tuple[tuple[Spec, ...], Plan] | None:
+    """Specs of the results and a plan, if a model knows them. `form`: what kind of plan, as the info that was learnt from says."""
     try:
-        found = family_key(op, args)
+        found = family_key(op, args, form)
         family = _families.get(found[0]) if found is not None else None
     except TypeError:  # an attribute that cannot be hashed
         return None
@@ -182,7 +185,7 @@ def learn(info: Any) -> None:
     """Note a plan that was made the long way: it proves models right, or a new one is made."""
     op, results, plan = info.op, info.specs, info.plan
     try:
-        found = family_key(op, info.args)
+        found = family_key(op, info.args, info.form)
         family = _families.get(found[0]) if found is not None else None
     except TypeError:
         return

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from flambeau.core.device import CPU
-from flambeau.engine import eager, recording, watching
+from flambeau.engine import eager, recording, sizes, watching
 from flambeau.engine.plan import Launch, Plan, make_plan
 from flambeau.ir import bind, tracing
 from flambeau.ir.graph import Graph, number_spec
@@ -85,23 +85,50 @@ def _shortened(plan: Plan) -> tuple:
     return None, (), 0, plan
 
 
+class Update:
+    """A function whose results are written into its operands, at one set of specs; `args` are specs, positions written, flags. As `eager.Info`
+    to `sizes`."""
+
+    __slots__ = ("op", "args", "specs", "plan")
+    form = "update"
+
+    def __init__(self, function: Callable[..., tuple], args: tuple):
+        self.op, self.args = function, args
+        self.specs: tuple = ()
+        self.plan: Plan | None = None
+
+    def graph(self) -> Graph:
+        specs, written, flags = self.args
+        graph, _ = tracing.trace(lambda *stand_ins: self.op(*stand_ins, *flags), specs)
+        results = []
+        for i, v in zip(written, graph.outputs):
+            if v.spec.dtype is not specs[i].dtype:
+                (v,) = graph.add(REGISTRY["to_dtype"], (v, specs[i].dtype))
+            results.append((graph.inputs[i], v))
+        graph.outputs, graph.writes = [], results
+        return graph
+
+
+def update_of(function: Callable[..., tuple], written: tuple[int, ...], values: Sequence[Any], flags: tuple) -> Update:
+    specs = tuple([x.spec.plain() if hasattr(x, "spec") else number_spec(type(x)) for x in values])
+    return Update(function, (specs, written, flags))
+
+
 def plan_for(function: Callable, written: tuple[int, ...], values: Sequence[Any], flags: tuple) -> Plan:
-    """The plan whose graph writes the function's results into its inputs."""
-    graph = graph_of(function, written, values, flags)
-    return make_plan(graph, graph.inputs[0].spec.device)
+    """The plan that writes the function's results into its inputs, from a model of its sizes if there is one."""
+    update = update_of(function, written, values, flags)
+    known = sizes.derived(function, update.args, Update.form)
+    if known is not None:
+        return known[1]
+    graph = update.graph()
+    update.plan = make_plan(graph, graph.inputs[0].spec.device)
+    sizes.learn(update)
+    return update.plan
 
 
 def graph_of(function: Callable[..., tuple], written: tuple[int, ...], values: Sequence[Any], flags: tuple) -> Graph:
     """The function's graph, its results written into its inputs."""
-    specs = [x.spec.plain() if hasattr(x, "spec") else number_spec(type(x)) for x in values]
-    graph, _ = tracing.trace(lambda *stand_ins: function(*stand_ins, *flags), specs)
-    results = []
-    for i, v in zip(written, graph.outputs):
-        if v.spec.dtype is not specs[i].dtype:
-            (v,) = graph.add(REGISTRY["to_dtype"], (v, specs[i].dtype))
-        results.append((graph.inputs[i], v))
-    graph.outputs, graph.writes = [], results
-    return graph
+    return update_of(function, written, values, flags).graph()
 
 
 def compute(

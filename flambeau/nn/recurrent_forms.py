@@ -9,13 +9,13 @@ sorted by length) shrink, or grow in the reverse direction, as sequences end. Ma
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from flambeau._tensor import Tensor
-from flambeau.base.lazy import np
-from flambeau.core.dtype import float32, float64
-from flambeau.factories import from_numpy, tensor
+from flambeau.core.dtype import float32, float64, int64
+from flambeau.factories import tensor
 from flambeau.ir.op import REGISTRY
 from flambeau.nn.random_forms import dropout
 from flambeau.tape.grad_mode import mode
@@ -126,25 +126,33 @@ def _run_padded(
 ) -> tuple[Tensor, State]:
     """Packed rows as a padded batch in which each sequence begins at its own end, if `reverse`, and all run forward."""
     steps, rows, hidden = len(sizes), sizes[0], direction.w_hh.shape[1]
-    first = np.cumsum([0, *sizes[:-1]])
-    time, row = np.arange(steps)[:, None], np.arange(rows)
-    lengths = (np.asarray(sizes)[:, None] > row).sum(0)
-    there = time < lengths
-    place = (
-        np.where(there, lengths - 1 - time, 0) if reverse else time
-    )  # where a sequence's step stands, and the other way round
-    packed = np.where(there, first[place] + row, len(x))
-    back = (place * rows + row)[there]
-    ends = ((lengths - 1) * rows + row).astype(np.int64)
+    packed, back, ends = _places(tuple(sizes), reverse)
     nothing = tensor([n for n in PADDING[direction.mode] for _ in range(hidden)], dtype=x.dtype)[None]
-    padded = _rows_at(_cat([x, nothing]), packed.reshape(-1)).reshape(steps, rows, x.shape[1])
+    padded = _rows_at(_cat([x, nothing]), packed).reshape(steps, rows, x.shape[1])
     output, last = direction.run_whole(padded, state, False)
     output = output.reshape(steps * rows, hidden)
     return _rows_at(output, back), (_rows_at(output, ends), *last[1:])
 
 
-def _rows_at(x: Tensor, places: Any) -> Tensor:
-    return REGISTRY["index_select"](x, 0, from_numpy(np.ascontiguousarray(places, np.int64)))
+@functools.lru_cache(maxsize=64)
+def _places(sizes: tuple[int, ...], reverse: bool) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """Which packed row each place [T, N] of the padded batch holds (one past the last where there is none), which place each packed row
+    went to, and at which place each sequence ends."""
+    steps, rows, total = len(sizes), sizes[0], sum(sizes)
+    packed, back, lengths, at = [total] * (steps * rows), [0] * total, [0] * rows, 0
+    for size in sizes:
+        for row in range(size):
+            lengths[row] += 1
+    for time, size in enumerate(sizes):
+        for row in range(size):
+            place = (lengths[row] - 1 - time if reverse else time) * rows + row
+            packed[place], back[at] = at, place
+            at += 1
+    return tuple(packed), tuple(back), tuple([(length - 1) * rows + row for row, length in enumerate(lengths)])
+
+
+def _rows_at(x: Tensor, places: tuple[int, ...]) -> Tensor:
+    return REGISTRY["index_select"](x, 0, tensor(places, dtype=int64))
 
 
 def _cat(parts: list[Tensor], dim: int = 0) -> Tensor:

@@ -5,7 +5,7 @@ import pytest
 
 import flambeau
 from flambeau.core.symbolic import Guards, SymInt, evaluate, through
-from flambeau.engine import eager, sizes
+from flambeau.engine import eager, in_place, sizes, update
 from flambeau.nn import functional as F
 
 
@@ -101,6 +101,51 @@ def test_most_sizes_are_not_scheduled(name: str, scheduled) -> None:
     for x in given:
         function(*x)
     assert len(scheduled) <= 16
+
+
+WRITES = {
+    "add_": (lambda x, y: x.add_(y), lambda x, y: x + y),
+    "by a number": (lambda x, y: x.mul_(2.5), lambda x, y: x * np.float32(2.5)),
+    "copy_": (lambda x, y: x.copy_(y), lambda x, y: y),
+    "of another dtype": (lambda x, y: x.add_(y.double()), lambda x, y: x + y),
+    "softmax into its operand": (lambda x, y: x.copy_(x.softmax(-1)), lambda x, y: softmax(x)),
+    "turned": (lambda x, y: x.t().mul_(y.t()), lambda x, y: x * y),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_writes_at_many_sizes(name: str, monkeypatch) -> None:
+    function, reference = WRITES[name]
+    eager.forget_plans()
+    counted, make = [], in_place.make_plan
+    monkeypatch.setattr(in_place, "make_plan", lambda *a: counted.append(a) or make(*a))
+    lengths = [*LENGTHS, *range(20, 60)]
+    for n in lengths:
+        x, y = random(n, 5), random(n, 5) + 1
+        expected = reference(x, y)
+        target = t(x.copy())
+        function(target, t(y))
+        np.testing.assert_allclose(target.numpy(), expected, rtol=1e-6, atol=1e-6)
+    assert len(counted) <= 16
+
+
+def test_updates_at_many_sizes(monkeypatch) -> None:
+    eager.forget_plans()
+    counted, make = [], update.make_plan
+    monkeypatch.setattr(update, "make_plan", lambda *a: counted.append(a) or make(*a))
+
+    def momentum(p, g, b, rate, factor):
+        b = b * factor + g
+        return p - b * rate, b
+
+    for n in [*(n for n in LENGTHS if n), *range(20, 60)]:
+        p, g, b = random(n, 5), random(n, 5) + 1, random(n, 5) + 2
+        tensors = [t(x.copy()) for x in (p, g, b)]
+        update.run(momentum, (0, 2), tensors, (0.5, 0.25))
+        after = b * 0.25 + g
+        np.testing.assert_allclose(tensors[2].numpy(), after, rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(tensors[0].numpy(), p - after * 0.5, rtol=1e-6, atol=1e-5)
+    assert len(counted) <= 16
 
 
 def test_one_new_size_is_enough_for_all_others(scheduled) -> None:
