@@ -288,7 +288,7 @@ class lstm_sequence_backward(Template):
     def batch(size, dims, *args):
         return _batched(lstm_sequence_backward, size, dims, args, (4,))
 
-    def reference(grad_hs, grad_h, grad_c, x, w, h0, c0, cs, acts, reverse=False):
+    def reference(grad_hs, grad_h, grad_c, x, w, h0, c0, cs=None, acts=None, reverse=False):
         steps = len(x)
         order = list(range(steps))[::-1] if reverse else list(range(steps))
         _, _, _, cs, acts = lstm_sequence.rules.reference(x, w, h0, c0, reverse, True)
@@ -438,7 +438,7 @@ class gru_sequence_backward(Template):
     def batch(size, dims, *args):
         return _batched(gru_sequence_backward, size, dims, args, (3, 4))
 
-    def reference(grad_hs, grad_h, x, w, bias, h0, hs, acts, reverse=False):
+    def reference(grad_hs, grad_h, x, w, bias, h0, hs=None, acts=None, reverse=False):
         steps = len(x)
         order = list(range(steps))[::-1] if reverse else list(range(steps))
         hs, _, acts = gru_sequence.rules.reference(x, w, bias, h0, reverse, True)
