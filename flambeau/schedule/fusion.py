@@ -361,6 +361,7 @@ class Scheduler:
             or group.split
             or not group.reduced
             or domain not in group.row_shapes
+            or math.prod(domain) == 1  # one row: its values and those over all rows would look alike to what follows
         ):
             return False
         if any(r.node.op.kind in (POINTWISE, INDEXING) and tuple(r.spec.shape) == group.domain for r in group.roots):

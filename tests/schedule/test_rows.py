@@ -129,3 +129,15 @@ def test_a_write_waits_for_later_walks_over_a_row(write) -> None:
         b = a.clone()
         np.testing.assert_allclose(flambeau.compile(f)(b).numpy(), f(a).numpy(), rtol=1e-5, atol=1e-6)
         np.testing.assert_array_equal(a.numpy(), b.numpy())
+
+
+@pytest.mark.parametrize("shape", [(4,), (1, 4), (3, 4)])
+def test_what_follows_reads_a_row_and_all_rows(shape: tuple[int, ...]) -> None:
+    def f(x):
+        rows = x.logsumexp(-1)
+        scaled = rows * 2
+        return rows.mean() + scaled.reshape(-1)[0], scaled
+
+    x = flambeau.from_numpy(np.random.default_rng(4).standard_normal(shape).astype(np.float32))
+    for got, wanted in zip(flambeau.compile(f)(x), f(x)):
+        np.testing.assert_allclose(got.numpy(), wanted.numpy(), rtol=1e-6)
