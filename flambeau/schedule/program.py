@@ -24,6 +24,7 @@ from flambeau.templates.loop_program import (
     Apply,
     Check,
     Constant,
+    Given,
     Iota,
     Keep,
     Load,
@@ -103,6 +104,9 @@ class NestBuilder:
 
     def iota(self, access: Access) -> Ref:
         return self._add(Iota, access)
+
+    def given(self, name: str, dtype: str) -> Ref:
+        return self._add(Given, name, dtype)
 
     def constant(self, value: Any, dtype: str) -> Ref:
         return self._add(Constant, value, dtype)
@@ -253,7 +257,7 @@ class NestBuilder:
             lanes, unroll = 0, 1
         params, sizes = [0, 0, 0], [self._size(g) for g in groups]
         params += sizes
-        program = self._with_positions(groups, vector_group, params)
+        program = self.positioned(groups, vector_group, params)
         inner_elements = math.prod(sizes[len(outer) :])
         units = math.prod(sizes[: len(outer)])
         work = inner_elements
@@ -349,7 +353,7 @@ class NestBuilder:
             return lanes * wide if length > lanes * wide else max(1, -(-length // lanes) * lanes)
         return PIECE_ELEMENTS if self.split else CHUNK_ELEMENTS
 
-    def _with_positions(self, groups: list[list[int]], vector_group: int, params: list[int]) -> list[Any]:
+    def positioned(self, groups: list[list[int]], vector_group: int, params: list[int]) -> list[Any]:
         """Instructions with accesses as block positions, appended to `params` as they are met."""
 
         def positions(x: Access, backwards: bool = False) -> tuple[int, ...]:

@@ -75,7 +75,7 @@ def has_tiles(dtype: str, target: Target) -> bool:
     return bool(needs) and target.has(*needs) and target.vector_bytes == 64
 
 
-def _tile(k: Function, operation: str, *arguments: Value | int) -> None:
+def tile_instruction(k: Function, operation: str, *arguments: Value | int) -> None:
     values = [a if isinstance(a, Value) else k.const(i8, a) for a in arguments]
     k.intrinsic(f"llvm.x86.{operation}", void, *values)
 
@@ -203,11 +203,11 @@ def _micro(
 
     def zero() -> None:
         for r, c in cells:
-            _tile(k, "tilezero", 2 * r + c)
+            tile_instruction(k, "tilezero", 2 * r + c)
 
     def reload() -> None:
         for r, c in cells:
-            _tile(k, "tileloadd64", 2 * r + c, k.offset(sums, 1024 * (2 * r + c)), line)
+            tile_instruction(k, "tileloadd64", 2 * r + c, k.offset(sums, 1024 * (2 * r + c)), line)
 
     k.when_else(add.eq(0), zero, reload)
     for i in range(PANEL):
@@ -215,14 +215,14 @@ def _micro(
     left, right, coming = k.var(ptr, a), k.var(ptr, b), k.var(ptr, next_b)
     with k.range(0, steps) as step:
         x, y = left.get(), right.get()
-        _tile(k, load_left, 4, x, a_line)
+        tile_instruction(k, load_left, 4, x, a_line)
         for c in range(columns):
-            _tile(k, "tileloadd64", 6 + c, k.offset(y, 1024 * c), line)
-            _tile(k, element.multiply, c, 4, 6 + c)
+            tile_instruction(k, "tileloadd64", 6 + c, k.offset(y, 1024 * c), line)
+            tile_instruction(k, element.multiply, c, 4, 6 + c)
         if rows == 2:
-            _tile(k, load_left, 5, k.offset(x, a_half), a_line)
+            tile_instruction(k, load_left, 5, k.offset(x, a_half), a_line)
             for c in range(columns):
-                _tile(k, element.multiply, 2 + c, 5, 6 + c)
+                tile_instruction(k, element.multiply, 2 + c, 5, 6 + c)
         if prefetch_steps:
             ahead = k.offset(x, a_next * prefetch_steps)
             for i in range(16 * rows):
@@ -236,7 +236,7 @@ def _micro(
         left.set(k.offset(x, a_next))
         right.set(k.offset(y, PAIR_BYTES))
     for r, c in cells:
-        _tile(k, "tilestored64", 2 * r + c, k.offset(sums, 1024 * (2 * r + c)), line)
+        tile_instruction(k, "tilestored64", 2 * r + c, k.offset(sums, 1024 * (2 * r + c)), line)
     with k.range(k.minimum(steps, due), due) as i:
         _store_line(k, before, out, c_line, i, element.sums, out_type)
     k.ret()
@@ -324,7 +324,7 @@ def configure(k: Function) -> None:
     for tile in range(8):
         k.store(k.offset(config, 16 + 2 * tile), k.const(u16, 64))
         k.store(k.offset(config, 48 + tile), k.const(i8, 16))
-    _tile(k, "ldtilecfg", config)
+    tile_instruction(k, "ldtilecfg", config)
 
 
 def build_amx(target: Target, dtype: str, order: str, out: str, once: bool, prefetch_steps: int) -> Module:
@@ -469,7 +469,7 @@ def build_amx(target: Target, dtype: str, order: str, out: str, once: bool, pref
             _store_line(k, before.get(), before_out.get(), c_line, i, element.sums, out_type)
         due.set(0)
     if tiles:
-        _tile(k, "tilerelease")
+        tile_instruction(k, "tilerelease")
     k.ret()
     return module
 

@@ -37,6 +37,7 @@ from flambeau.templates.loop_program import (
     Apply,
     Check,
     Constant,
+    Given,
     Iota,
     Keep,
     Load,
@@ -132,6 +133,8 @@ class NestEmitter(LoopMemory):
             level = "final" if "final" in levels else max(levels, key=order.get, default="row")
             if isinstance(node, (Load, Iota, Store)) and any(node.access[d] for d in inner):
                 level = "full"
+            if isinstance(node, Given):
+                level = "full"
             if isinstance(node, Store) and node.combine:
                 level = "full"  # once an element, even where all of them meet at one place
             if isinstance(node, Reduce):
@@ -203,11 +206,7 @@ class NestEmitter(LoopMemory):
             for n in self.program
             if isinstance(n, Store) and n.streaming
         }
-        self.scalars = {
-            i: k.load(self.slots, t.f64 if n.kind == "f" else i64, n.slot)
-            for i, n in enumerate(self.program)
-            if isinstance(n, Scalar)
-        }
+        self.scalars = self._scalar_values(self.slots)
         self.params: dict[int, Value] = {}
         self.sizes = [self.param(FIRST_SIZE + d) for d in range(nest.dims)]
         for position in self._stride_positions():
@@ -225,6 +224,13 @@ class NestEmitter(LoopMemory):
         if any(isinstance(n, Reduce) and n.over != "inner" for n in self.program):
             self._finish_last()
         k.ret()
+
+    def _scalar_values(self, slots: Value) -> dict[int, Value]:
+        return {
+            i: self.k.load(slots, t.f64 if n.kind == "f" else i64, n.slot)
+            for i, n in enumerate(self.program)
+            if isinstance(n, Scalar)
+        }
 
     def _pointer_slots(self) -> list[int]:
         found = {n.slot for n in self.program if isinstance(n, (Load, Store, Keep))}
@@ -610,7 +616,7 @@ class NestEmitter(LoopMemory):
     def dtype_of(self, i: int) -> str:
         n = self.program[i]
         match n:
-            case Load() | Constant() | Apply():
+            case Load() | Constant() | Apply() | Given():
                 return n.dtype
             case Iota() | Check():
                 return "int64"

@@ -77,6 +77,14 @@ class Iota:
 
 
 @record
+class Given:
+    """A value that the kernel around the program has in registers, by name."""
+
+    name: str
+    dtype: str
+
+
+@record
 class Constant:
     """A number; 0.0 and -0.0 are two, and NaN is one."""
 

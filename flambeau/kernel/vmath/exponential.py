@@ -54,6 +54,8 @@ EXP2_F32 = (
     0.0013388055376708508,
     0.0001336743589490652,
 )
+# 2^r to 2^-18.5
+EXP2_SHORT = (0.9999992847442627, 0.6931217908859253, 0.240247443318367, 0.05591786280274391, 0.009570102207362652)
 EXP2_F64 = (
     0.6931471805599453,
     0.24022650695910175,
@@ -312,6 +314,14 @@ def exp2(k: Function, x: Value) -> Value:
         return _scaled(k, p, n, x < pick(x, -151.0, -1076.0))
     s, t = split_power(k, biased, p)
     return (p * s) * t
+
+
+def exp2_short(k: Function, x: Value) -> Value:
+    """2**x of f32 for x up to 127 to 18 bits, 0 below the normal numbers: where the result is rounded to bfloat16."""
+    if not _scales_natively(k, x):
+        return exp2(k, x)
+    n, _ = round_to_integer(k, x, 1.0)
+    return _scaled(k, polynomial(k, x - n, EXP2_SHORT), n, x < -126.0)
 
 
 def expm1_reduced(k: Function, x: Value, bias: int) -> tuple[Value, Value]:

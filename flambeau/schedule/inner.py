@@ -1,0 +1,170 @@
+"""Graphs as programs inside a template's kernel: pointwise nodes and reads of memory over the template's domain.
+
+    inner = InnerProgram((B, H, L, S), first_slot=7)
+    allowed = inner.add(graph, {graph.inputs[1]: 0}, {})       # input 1 is the template's captured operand 0
+    program, words = inner.finish(first_position=30)
+
+What the template has in registers is `given` by name. Indices that follow the domain (an arange, a difference of two) become strides.
+May not know: templates. Entry: `InnerProgram`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from flambeau.core.layout import contiguous_strides
+from flambeau.core.spec import Spec
+from flambeau.ir.graph import Graph, Node, Value
+from flambeau.ir.indexmap import IndexMap, compose, through_view
+from flambeau.ir.kinds import Moved
+from flambeau.ir.op import VIEW
+from flambeau.kernel.types import i64
+from flambeau.schedule.emission import GroupEmitter
+from flambeau.schedule.fusion import Scheduler
+from flambeau.schedule.groups import Group
+from flambeau.schedule.program import Access, NestBuilder
+from flambeau.schedule.steps import ERROR, Buffer
+from flambeau.templates.loop_program import Ref
+
+
+class InnerProgram:
+    """Instructions for one kernel, of as many graphs as are added."""
+
+    def __init__(self, domain: Sequence[int], first_slot: int):
+        self.domain, self.first_slot = tuple(domain), first_slot
+        self.builder = NestBuilder(domain)
+        self.builder.operands = [None] * first_slot
+        self.buffers: dict[int, Buffer] = {}
+
+    def add(self, graph: Graph, operands: Mapping[Value, tuple[int, Spec]], given: Mapping[Value, str]) -> Ref:
+        """The value of the graph's one output; inputs are operands (by number, with their layout) or given by name."""
+        scheduler = Scheduler(graph, None, 1)
+        scheduler.roots = set()
+        for v, (number, spec) in operands.items():
+            scheduler.buffers[v] = self.buffers.setdefault(number, Buffer(spec, "input", number))
+        emitter = InnerEmitter(scheduler, self.domain, self.builder, given)
+        out = graph.outputs[0]
+        lead = len(self.domain) - out.spec.ndim
+        rows = tuple(() if n == 1 else ((d + lead, 1),) for d, n in enumerate(out.spec.shape))
+        return emitter.value(out, IndexMap(rows, (0,) * out.spec.ndim))
+
+    def finish(self, first_position: int) -> tuple[tuple, tuple[int, ...], tuple[int, ...]]:
+        """(instructions, operand numbers by slot, words of the parameter block from `first_position` on)."""
+        words = [0] * first_position
+        groups = [[d] for d in range(len(self.domain))]
+        program = self.builder.positioned(groups, len(groups) - 1, words)
+        operands = tuple(-1 if x is ERROR else x.index for x in self.builder.operands[self.first_slot :])
+        return tuple(program), operands, tuple(words[first_position:])
+
+
+class InnerEmitter(GroupEmitter):
+    """Values of a graph in a builder that others use too."""
+
+    def __init__(self, scheduler: Scheduler, domain: tuple[int, ...], builder: NestBuilder, given: Mapping[Value, str]):
+        super().__init__(scheduler, Group(domain, None))
+        self.b, self.given = builder, given
+        self.linear: dict[Ref, Linear] = {}  # integers that follow the domain
+        self.followed: list[tuple[Linear, int]] = []  # (index, stride) of the read at hand
+
+    def _value(self, v: Value, m: IndexMap) -> Ref:
+        if v in self.given:
+            return self.b.given(self.given[v], v.spec.dtype.name)
+        if v.node is not None and v.node.op.kind == VIEW and self.s.through_views(v) in self.given:
+            inner = through_view(v.node, v.node.inputs[0].spec.shape)
+            return self.value(v.node.inputs[0], compose(inner, m))
+        return super()._value(v, m)
+
+    def _apply(self, v: Value, m: IndexMap) -> Ref:
+        found = super()._apply(v, m)
+        if v.spec.dtype.is_integral and found not in self.linear:
+            linear = self._linear_of(v, m)
+            if linear is not None:
+                self.linear[found] = linear
+        return found
+
+    def _linear_of(self, v: Value, m: IndexMap) -> Linear | None:
+        """What the op's own rule gives for operands that follow the domain; None where it does anything but add and scale."""
+        node = v.node
+        maps = {id(a): am for a, am in self.s.operand_maps(v, m)}
+        args: list = []
+        for p, a in zip(node.op.params, node.args):
+            if isinstance(a, Value):
+                known = self.linear.get(self.value(a, maps[id(a)])) if isinstance(a.spec, Spec) else None
+                if known is None:
+                    return None
+                args.append(known)
+            else:
+                args.append(None if p.name in node.op.rules.unread else a)
+        if node.op.rules.positional:
+            place = self._access(contiguous_strides(v.spec.shape), m)
+            args.append(Linear(place.strides, place.offset))
+        elif not any(isinstance(a, Linear) for a in args):
+            return None
+        try:
+            found = node.op.rules.lower(None, *args)
+        except (AttributeError, TypeError, NotImplementedError):
+            return None
+        return found if isinstance(found, Linear) else None
+
+    def _moves(self, node: Node, indices: Sequence[Moved], spec: Spec, m: IndexMap) -> list[tuple[Ref, int]]:
+        """Moves whose index follows the domain, and stays inside the dim, are steps of the access instead."""
+        left = []
+        for moved in indices:
+            linear = self.linear.get(self.value(node.inputs[moved.operand], compose(moved.map, m)))
+            if linear is not None and linear.stays_inside(self.group.domain, spec.shape[moved.dim]):
+                self.followed.append((linear, spec.strides[moved.dim]))
+            else:
+                left.append(moved)
+        return super()._moves(node, left, spec, m)
+
+    def _indexed(self, v: Value, m: IndexMap) -> Ref:
+        before, self.followed = self.followed, []
+        node = v.node
+        read = self.s.read_of(node)
+        buffer, spec, offset = self.s.resolve(node.inputs[0])
+        moves = self._moves(node, read.indices, spec, m)
+        access = self._access(spec.strides, compose(read.map, m), offset)
+        for linear, stride in self.followed:
+            access = Access(
+                [a + stride * s for a, s in zip(access.strides, linear.steps)], access.offset + stride * linear.offset
+            )
+        self.followed = before
+        return self.b.load(buffer, spec.dtype.name, access, moves)
+
+
+class Linear:
+    """offset + sum of coordinate * step: stands for a kernel's integer in an op's rule."""
+
+    type = i64
+
+    def __init__(self, steps: Sequence[int], offset: int):
+        self.steps, self.offset = tuple(steps), offset
+
+    def __add__(self, other: Linear | int) -> Linear:
+        if isinstance(other, Linear):
+            return Linear([a + b for a, b in zip(self.steps, other.steps)], self.offset + other.offset)
+        return Linear(self.steps, self.offset + int(other)) if isinstance(other, int) else NotImplemented
+
+    __radd__ = __add__
+
+    def __mul__(self, other: int) -> Linear:
+        return Linear([s * other for s in self.steps], self.offset * other) if isinstance(other, int) else NotImplemented
+
+    __rmul__ = __mul__
+
+    def __neg__(self) -> Linear:
+        return self * -1
+
+    def __sub__(self, other: Linear | int) -> Linear:
+        return self + -other
+
+    def __rsub__(self, other: int) -> Linear:
+        return -self + other
+
+    def to(self, type_: object) -> Linear:
+        return self
+
+    def stays_inside(self, domain: Sequence[int], size: int) -> bool:
+        """Whether it is in [0, size) all over the domain."""
+        reach = [s * (n - 1) for s, n in zip(self.steps, domain)]
+        return self.offset + sum(min(0, r) for r in reach) >= 0 and self.offset + sum(max(0, r) for r in reach) < size

@@ -1,0 +1,497 @@
+"""The forward pass of attention: online softmax over chunks of keys, for tiles of queries that never leave the cache.
+
+For a tile of queries, chunk by chunk of the keys it sees:
+    scores    S = Q K^T, register tiles (or AMX tiles) over packed keys
+    rows      programs (score_mod, mask) on S, the running maximum, P = exp(S - maximum), its sum
+    values    O = O * exp(old maximum - maximum) + P V
+then O / sum. Chunks of a block mask come from its lists, those of a causal problem end at the diagonal.
+
+Numerics: scores, sums and O in float32 (float64 for float64); with AMX, P is rounded to bfloat16 for the second product. Rows that see
+nothing are 0, their log-sum-exp -inf. Determinism: a row's chunks are summed in order by one unit, for any number of threads.
+
+May not know: how gradients are computed, few queries over long caches (`attention_decode`). Entry: `lower_forward`.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable
+from typing import NamedTuple
+
+from flambeau.kernel import instructions, vmath
+from flambeau.kernel.dsl import Function, Module, Value
+from flambeau.kernel.target import Target
+from flambeau.kernel.types import Type, f64, i16, i32, i64, ptr
+from flambeau.templates.attention_pack import (
+    AMX_STEP,
+    PANEL_BYTES,
+    TILE_BYTES,
+    Packed,
+    lower_pack,
+    packed,
+    packed_bytes,
+    panel_width,
+    read_lanes,
+)
+from flambeau.templates.attention_problem import NO_PROGRAMS, Problem, Programs, Scores, cuts_of
+from flambeau.templates.attention_scores import ScoreProgram
+from flambeau.templates.attention_tiles import AmxShape, Shape, amx_product, load_line, product, row_tiles, store_line
+from flambeau.templates.gemm_amx import configure_tiles, tile_instruction
+from flambeau.templates.gemm_problem import launch, round_up
+from flambeau.templates.gemm_tiles import ABI, ELEMENTS
+from flambeau.templates.launch import Launch, Lowered, Recipe
+
+LOG2_E = 1 / math.log(2)
+LISTS = ("some", "whole")  # blocks of keys that a mask applies to, and those that are seen wholly
+
+FIELDS = ("units", "grain", "heads", "group", "rows", "columns",
+          "q_batch", "q_head", "q_row", "q_element", "out_batch", "out_head", "out_row", "out_element",
+          "scale", "shift", "tiles", "tiles_per_block", "block_rows", "block_columns", "padded", "blocks",
+          *(f"{name}_{what}" for name in LISTS
+            for what in ("count_batch", "count_head", "count_row", "index_batch", "index_head", "index_row", "index_step")))  # fmt: skip
+SLOTS = ("q", "k", "v", "out", "lse", "most", "scratch", "some_count", "some_index", "whole_count", "whole_index")
+
+
+class Forward(NamedTuple):
+    """What the kernel is compiled for."""
+
+    dtype: str
+    tiles: bool  # AMX
+    size: int
+    value_size: int
+    causal: bool
+    lists: int  # 0: no block mask, 1: blocks with a mask, 2: whole ones too
+    score: Scores | None
+    mask: Scores | None
+    plain_scale: bool  # positive, so that the greatest score has the greatest product
+    slots: int
+
+
+class Extent(NamedTuple):
+    """How many rows and keys are at work at a time."""
+
+    tile: int
+    chunk: int
+    heights: tuple[int, ...]
+
+
+def extent_of(target: Target, tiles: bool) -> Extent:
+    if tiles:
+        return Extent(64, 256, (32,))
+    if target.vector_bytes == 64 or target.arch == "aarch64":
+        return Extent(56, 128, (14, 8, 4))
+    return Extent(48, 64, (6, 4, 2))
+
+
+def uses_tiles(target: Target, dtype: str) -> bool:
+    return dtype == "bfloat16" and target.has("amx-bf16", "avx512bf16", "avx512bw")
+
+
+class Layout:
+    """Places in a thread's scratch, in bytes."""
+
+    def __init__(self, kind: Forward, extent: Extent, compute: Type, lanes: int, sizes: tuple[int, int]):
+        size, value_size = sizes
+        element = 2 if kind.tiles else compute.size
+        self.total = 0
+        rows = round_up(extent.tile, extent.heights[0])
+        self.q_row, self.s_row, self.p_row, self.o_row = size, extent.chunk, extent.chunk, value_size
+        self.q = self._take(rows * size * element)
+        self.s = self._take(rows * extent.chunk * compute.size)
+        self.p = self._take(rows * extent.chunk * 2) if kind.tiles else self.s
+        self.o = self._take(rows * value_size * compute.size)
+        self.most = self._take(rows * compute.size)
+        self.factor = self._take(rows * compute.size)
+        self.sum = self._take(rows * lanes * compute.size)
+
+    def _take(self, nbytes: int) -> int:
+        place, self.total = self.total, self.total + round_up(nbytes, 64)
+        return place
+
+
+class _Builder:
+    """One kernel's functions."""
+
+    def __init__(self, target: Target, kind: Forward):
+        self.kind, self.target = kind, target
+        self.memory, self.compute = ELEMENTS[kind.dtype]
+        self.lanes = target.lanes(self.compute)
+        self.vector = self.compute.vec(self.lanes)
+        self.extent = extent_of(target, kind.tiles)
+        forms = Packed("panels", kind.size, ""), Packed("rows", kind.value_size, "")
+        self.sizes = tuple(form.padded(self.lanes, kind.tiles) for form in forms)
+        self.width = panel_width(self.lanes, kind.tiles)
+        self.packed = self.memory if kind.tiles else self.compute
+        self.place = Layout(kind, self.extent, self.compute, self.lanes, self.sizes)
+        self.module = Module(
+            target.vector_bytes * 8,
+            native_bf16=target.has("avx512bf16"),
+            native_scalef=target.has("avx512f", "avx512vl"),
+            native_tables=target.has("avx512f", "avx512vl"),
+        )
+        self._products()
+
+    # ------------------------------------------------------------------ products
+    def _products(self) -> None:
+        kind, place = self.kind, self.place
+        if kind.tiles:
+            size, value_size = self.sizes
+            across = AmxShape(place.q_row * 2, 64, 64, TILE_BYTES, 2 * TILE_BYTES, place.s_row * 4)
+            along = AmxShape(place.p_row * 2, 64, 64, TILE_BYTES, value_size * PANEL_BYTES, place.o_row * 4, adds=True)
+            self.score_tile = amx_product(self.module, "scores", across, size // AMX_STEP)
+            self.value_tile = amx_product(self.module, "values", along)
+            return
+        self.score_tiles = {
+            height: product(
+                self.module,
+                f"scores_{height}",
+                self.compute,
+                self.lanes,
+                Shape(height, 2, place.q_row, 1, self.width, place.s_row),
+                steps=kind.size,
+            )
+            for height in self.extent.heights
+        }
+        self.value_tiles = {
+            height: product(
+                self.module,
+                f"values_{height}",
+                self.compute,
+                self.lanes,
+                Shape(height, 2, place.s_row, 1, self.sizes[1], place.o_row, "scaled"),
+            )
+            for height in self.extent.heights
+        }
+
+    def scores(self, k: Function, scratch: Value, keys: Value, rows: Value, width: Value) -> None:
+        """S = Q K^T for `width` packed keys."""
+        q, s = k.offset(scratch, self.place.q), k.offset(scratch, self.place.s)
+        if self.kind.tiles:
+            with k.range(0, width, 32) as j, k.range(0, rows, 32) as i:
+                k.call(
+                    self.score_tile,
+                    0,
+                    k.offset(q, i * (self.place.q_row * 2)),
+                    k.offset(keys, j * (self.sizes[0] * 2)),
+                    k.offset(s, (i * self.place.s_row + j) * 4),
+                )
+            return
+        size = self.compute.size
+        with k.range(0, width, self.width) as j:
+
+            def tile(i: Value, height: int) -> None:
+                k.call(
+                    self.score_tiles[height],
+                    0,
+                    k.offset(q, i * (self.place.q_row * size)),
+                    k.offset(keys, j * (self.sizes[0] * size)),
+                    k.offset(s, (i * self.place.s_row + j) * size),
+                    s,
+                )
+
+            row_tiles(k, self.extent.heights, rows, tile)
+
+    def values(self, k: Function, scratch: Value, values: Value, rows: Value, width: Value) -> None:
+        """O = factor O + P V."""
+        p, o, factor = (k.offset(scratch, at) for at in (self.place.p, self.place.o, self.place.factor))
+        if self.kind.tiles:
+            with k.range(0, rows, 32) as i:
+                for j in range(0, self.sizes[1], 32):
+                    k.call(
+                        self.value_tile,
+                        width >> 5,
+                        k.offset(p, i * (self.place.p_row * 2)),
+                        k.offset(values, j * (TILE_BYTES // 16)),
+                        k.offset(o, (i * self.place.o_row + j) * 4),
+                    )
+            return
+        size = self.compute.size
+        for j in range(0, self.sizes[1], 2 * self.lanes):
+
+            def tile(i: Value, height: int, j: int = j) -> None:
+                k.call(
+                    self.value_tiles[height],
+                    width,
+                    k.offset(p, i * (self.place.p_row * size)),
+                    k.offset(values, j * size),
+                    k.offset(o, (i * self.place.o_row + j) * size),
+                    k.offset(factor, i * size),
+                )
+
+            row_tiles(k, self.extent.heights, rows, tile)
+
+    # ------------------------------------------------------------------ rows
+    def chunk_function(self, name: str, *, masks: bool, cut: bool) -> Function:
+        """name(slots, scratch, keys, values, width, count, first, rows, row0, batch, head): one chunk of keys for a tile of queries.
+
+        `width` packed keys, of which `count` are there (all of them unless `cut`), the first being key `first`.
+        """
+        k = self.module.function(
+            name,
+            [("slots", ptr), ("scratch", ptr), ("keys", ptr), ("values", ptr), ("width", i64), ("count", i64), ("first", i64),
+             ("rows", i64), ("row0", i64), ("batch", i64), ("head", i64)],
+            internal=True,
+        )  # fmt: skip
+        slots, scratch, keys, values, width, count, first, rows, row0, batch, head = k.args
+        self.scores(k, scratch, keys, rows, width)
+        self._rows(k, slots, scratch, width, count, first, rows, row0, batch, head, masks=masks, cut=cut)
+        self.values(k, scratch, values, rows, width)
+        k.ret()
+        return k
+
+    def _rows(self, k: Function, slots: Value, scratch: Value, width: Value, count: Value, first: Value, rows: Value, row0: Value,
+              batch: Value, head: Value, *, masks: bool, cut: bool) -> None:  # fmt: skip
+        kind, place, lanes, compute = self.kind, self.place, self.lanes, self.compute
+        block = k.load(slots, ptr, kind.slots)
+        scale = k.load(block, f64, FIELDS.index("scale")).to(compute)
+        score = ScoreProgram(k, kind.score, lanes, slots, block) if kind.score else None
+        mask = ScoreProgram(k, kind.mask, lanes, slots, block) if kind.mask and masks else None
+        causal = kind.causal and cut
+        shift = k.load(block, i64, FIELDS.index("shift"))
+        stores = score is not None or mask is not None or cut or not kind.plain_scale
+        scaled = score is not None or not kind.plain_scale
+        factor = k.const(compute, LOG2_E) if scaled else scale * LOG2_E
+        lowest = k.const(self.vector, float("-inf"))
+        factors = k.splat(factor, lanes)
+        with k.range(0, rows) as i:
+            line = k.offset(scratch, i * (place.s_row * compute.size) + place.s)
+            packed = k.offset(scratch, i * (place.p_row * 2) + place.p)
+            for program in (score, mask):
+                if program is not None:
+                    program.start_row(batch, head, row0 + i)
+            end = k.minimum(count, row0 + i + shift - first + 1) if causal else count
+            best = [k.var(self.vector, lowest) for _ in range(2)]
+            with k.range(0, width, 2 * lanes) as j:
+                for u in range(2):
+                    at = j + u * lanes
+                    x = k.load(line, self.vector, at)
+                    tail = k.tail_mask(end - at, lanes) if cut else None
+                    if scaled:
+                        x = x * scale
+                    if score is not None:
+                        x = score.value({"score": x}, first + at, tail).to(compute)
+                    seen = tail
+                    if mask is not None:
+                        allowed = mask.value({"score": x}, first + at, tail)
+                        seen = allowed if tail is None else allowed & tail
+                    if seen is not None:
+                        x = k.select(seen, x, lowest)
+                    if stores:
+                        k.store(line, x, at)
+                    best[u].set(k.select(x > best[u].get(), x, best[u].get()))
+            top = k.reduce(larger(k, best[0].get(), best[1].get()), lambda a, b: larger(k, a, b)) * factor
+            old = k.load(k.offset(scratch, place.most), compute, i)
+            new = larger(k, top, old)
+            k.store(k.offset(scratch, place.most), new, i)
+            bottom = k.select(new.eq(float("-inf")), k.const(compute, 0.0), new)
+            below = k.splat(-bottom, lanes)
+            sums = [k.var(self.vector, 0.0) for _ in range(2)]
+            with k.range(0, width, 2 * lanes) as j:
+                found = []
+                for u in range(2):
+                    at = j + u * lanes
+                    e = self._exp2(k, k.fma(k.load(line, self.vector, at), factors, below))
+                    sums[u].set(sums[u].get() + e)
+                    found.append(e)
+                    if not kind.tiles:
+                        k.store(line, e, at)
+                if kind.tiles:
+                    both = instructions.vcvtne2ps2bf16(k, found[1], found[0])
+                    k.store(k.offset(packed, j * 2), both.bitcast(i16.vec(32)))
+            ratio = self._exp2(k, k.splat(old - bottom, lanes))
+            total = k.offset(scratch, i * (lanes * compute.size) + place.sum)
+            k.store(total, k.fma(k.load(total, self.vector), ratio, sums[0].get() + sums[1].get()))
+            if not kind.tiles:
+                k.store(k.offset(scratch, place.factor), k.extract(ratio, 0), i)
+            else:
+                with k.when(new.ne(old)):
+                    kept = k.offset(scratch, i * (place.o_row * compute.size) + place.o)
+                    for j in range(0, self.sizes[1], lanes):
+                        k.store(kept, k.load(kept, self.vector, j) * ratio, j)
+
+    def _exp2(self, k: Function, x: Value) -> Value:
+        if self.kind.tiles:
+            return vmath.exp2_short(k, x)
+        return vmath.exp2(k, x)
+
+    # ------------------------------------------------------------------ tiles of queries
+    def _start(self, k: Function, scratch: Value, source: Value, q_row: Value, q_element: Value, rows: Value) -> None:
+        """Queries to scratch, O and the sums to nothing."""
+        place, lanes, compute = self.place, self.lanes, self.compute
+        with k.range(0, rows) as i:
+            line = k.offset(source, i * q_row, self.memory)
+            if self.kind.tiles:
+                to = k.offset(scratch, i * (place.q_row * 2) + place.q)
+                for step in range(0, place.q_row, 32):
+                    k.store(to, read_lanes(k, line, q_element, step, self.kind.size, 32), step)
+            else:
+                to = k.offset(scratch, i * (place.q_row * compute.size) + place.q)
+
+                load_line(k, line, self.memory, q_element, self.kind.size, to, compute, lanes)
+            o = k.offset(scratch, i * (place.o_row * compute.size) + place.o)
+            with k.range(0, place.o_row, lanes) as j:
+                k.store(o, k.const(self.vector, 0), j)
+            k.store(k.offset(scratch, i * (lanes * compute.size) + place.sum), k.const(self.vector, 0))
+            k.store(k.offset(scratch, place.most), k.const(compute, float("-inf")), i)
+
+    def _end(self, k: Function, scratch: Value, out: Value, row: Value, element: Value, lse: Value, most: Value, rows: Value) -> None:
+        """O / sum to the result, and the statistics of the rows."""
+        place, lanes, compute = self.place, self.lanes, self.compute
+        size, memory = self.kind.value_size, self.memory
+        with k.range(0, rows) as i:
+            total = k.reduce(k.load(k.offset(scratch, i * (lanes * compute.size) + place.sum), self.vector), lambda a, b: a + b)
+            top = k.load(k.offset(scratch, place.most), compute, i)
+            nothing = top.eq(float("-inf")) & total.eq(0.0)
+            k.store(most, top * math.log(2), i)
+            log = (top + vmath.log2(k, total)) * math.log(2)
+            k.store(lse, k.select(nothing, k.const(compute, float("-inf")), log), i)
+            inverse = k.select(nothing, k.const(compute, 0.0), 1.0 / total)
+            kept = k.offset(scratch, i * (place.o_row * compute.size) + place.o)
+            line = k.offset(out, i * row, memory)
+            store_line(k, kept, compute, inverse, size, line, memory, element, lanes)
+
+    # ------------------------------------------------------------------ the kernel
+    def build(self) -> Module:
+        kind, extent, place = self.kind, self.extent, self.place
+        masked = kind.mask is not None
+        whole = self.chunk_function("chunk", masks=masked and not kind.lists, cut=False)
+        ends = self.chunk_function("chunk_cut", masks=masked and not kind.lists, cut=True)
+        some = whole, ends
+        if kind.lists and masked:
+            some = self.chunk_function("chunk_masked", masks=True, cut=False), self.chunk_function("chunk_masked_cut", masks=True, cut=True)
+        k = self.module.function("kernel", ABI)
+        slots, begin, end, tid = k.args
+        slot = {name: k.load(slots, ptr, i) for i, name in enumerate(SLOTS[: 7 + 2 * kind.lists])}
+        block = k.load(slots, ptr, kind.slots)
+        p = {name: k.load(block, i64, i) for i, name in enumerate(FIELDS) if name != "scale"}
+        scratch = k.offset(slot["scratch"], tid * place.total)
+        if kind.tiles:
+            configure_tiles(k)
+        memory = self.memory
+
+        with k.range(begin, end) as unit:
+            rest, turn = unit // p["tiles"], unit % p["tiles"]
+            tile = p["tiles"] - 1 - turn  # causal problems have their longest rows last: those first
+            head, batch = rest % (p["heads"] * p["group"]), rest // (p["heads"] * p["group"])
+            shared = batch * p["heads"] + head // p["group"]
+            in_block, row_block = tile % p["tiles_per_block"], tile // p["tiles_per_block"]
+            row0 = row_block * p["block_rows"] + in_block * extent.tile
+            stop = k.minimum(k.minimum(row0 + extent.tile, (row_block + 1) * p["block_rows"]), p["rows"])
+            rows = stop - row0
+            with k.when(rows > 0):
+                q = k.offset(slot["q"], batch * p["q_batch"] + head * p["q_head"] + row0 * p["q_row"], memory)
+                self._start(k, scratch, q, p["q_row"], p["q_element"], rows)
+                packed0 = shared * p["blocks"] * p["padded"]
+
+                def chunk(column: Value, packed: Value, width: Value, count: Value, functions) -> None:
+                    """One chunk of keys, from key `column` and packed place `packed` on."""
+                    keys = k.offset(slot["k"], (packed0 + packed) * self.sizes[0], self.packed)
+                    values = k.offset(slot["v"], (packed0 + packed) * self.sizes[1], self.packed)
+                    cut = width.ne(count)
+                    if kind.causal:
+                        cut = cut | (column + count - 1 > row0 + p["shift"])
+
+                    def call(function: Function) -> None:
+                        k.call(function, slots, scratch, keys, values, width, count, column, rows, row0, batch, head)
+
+                    k.when_else(cut, lambda: call(functions[1]), lambda: call(functions[0]))
+
+                def span(first: Value, packed: Value, count: Value, functions) -> None:
+                    """Chunk by chunk of `count` keys."""
+                    with k.range(0, count, extent.chunk) as at:
+                        here = k.minimum(count - at, extent.chunk)
+                        width = (here + (self.width - 1)) // self.width * self.width
+                        chunk(first + at, packed + at, width, here, functions)
+
+                if kind.lists:
+                    for name, functions in zip(LISTS[: kind.lists], (some, (whole, ends))):
+
+                        def offset(what: str, name: str = name) -> Value:
+                            return (
+                                batch * p[f"{name}_{what}_batch"]
+                                + head * p[f"{name}_{what}_head"]
+                                + row_block * p[f"{name}_{what}_row"]
+                            )
+
+                        count = k.load(slot[f"{name}_count"], i32, offset("count")).to(i64)
+                        index = k.offset(slot[f"{name}_index"], offset("index"), i32)
+                        with k.range(0, count) as n:
+                            place_of = k.load(index, i32, n * p[f"{name}_index_step"]).to(i64)
+                            first = place_of * p["block_columns"]
+                            with k.when((place_of >= 0) & (first < p["columns"])):
+                                span(first, place_of * p["padded"], k.minimum(p["columns"] - first, p["block_columns"]), functions)
+                else:
+                    seen = p["columns"]
+                    if kind.causal:
+                        seen = k.maximum(k.minimum(seen, stop + p["shift"]), 0)
+                    span(k.const(i64, 0), k.const(i64, 0), seen, some)
+                at = (batch * p["heads"] * p["group"] + head) * p["rows"] + row0
+                out = k.offset(slot["out"], batch * p["out_batch"] + head * p["out_head"] + row0 * p["out_row"], memory)
+                lse, most = (k.offset(slot[name], at, self.compute) for name in ("lse", "most"))
+                self._end(k, scratch, out, p["out_row"], p["out_element"], lse, most, rows)
+        if kind.tiles:
+            tile_instruction(k, "tilerelease")
+        k.ret()
+        return self.module
+
+
+def larger(k: Function, a: Value, b: Value) -> Value:
+    """The larger of two in one instruction; b where a is NaN."""
+    return k.select(a > b, a, b)
+
+
+def build_forward(target: Target, kind: Forward) -> Module:
+    """Slots: `SLOTS`, as far as there are lists, then what the programs read, then the block."""
+    return _Builder(target, kind).build()
+
+
+def float_bits(value: float) -> int:
+    return struct.unpack("<q", struct.pack("<d", value))[0]
+
+
+def lower_forward(
+    p: Problem,
+    target: Target,
+    threads: int,
+    *,
+    programs: Callable[[int, int], Programs] | None = None,
+    lists: tuple[tuple[int, ...], ...] = (),
+    captured: int = 0,
+) -> Lowered:
+    """Operands: q, k, v, then counts and indices of the lists, then `captured` ones, then out, lse, greatest score.
+
+    `programs(slot, position)`: what is done to scores, with operands from that slot and parameters from that position of the block on.
+    `lists` are the strides of counts (3) and indices (4), one after the other.
+    """
+    tiles = uses_tiles(target, p.dtype)
+    extent = extent_of(target, tiles)
+    compute = ELEMENTS[p.dtype][1]
+    lanes = target.lanes(compute)
+    keys, values = packed("panels", p.size, p.k), packed("rows", p.value_size, p.v)
+    sizes = keys.padded(lanes, tiles), values.padded(lanes, tiles)
+    cuts = cuts_of(p, extent.tile, panel_width(lanes, tiles))
+    slot = len(SLOTS) - 4 + len(lists)
+    inner = programs(slot, len(FIELDS)) if programs is not None else NO_PROGRAMS
+    block_slot = slot + len(inner.operands)
+    kind = Forward(
+        p.dtype, tiles, p.size, p.value_size, p.causal, len(lists) // 2, inner.score, inner.mask, p.scale > 0, block_slot
+    )
+    place = Layout(kind, extent, compute, lanes, sizes)
+    units = p.batch * p.query_heads * cuts.tiles
+    fields = (p.heads, p.group, p.rows, p.columns, *p.q, *p.out, float_bits(p.scale), p.shift, cuts.tiles, cuts.tiles_per_block,
+              cuts.block_rows, cuts.block_columns, cuts.padded_columns, cuts.blocks)  # fmt: skip
+    strides = [s for each in lists for s in each]
+    strides += [0] * (14 - len(strides))
+    first = 3 + len(lists)  # captured operand
+    out, lse, most, packed_k, packed_v, scratch = range(first + captured, first + captured + 6)
+    pack = lower_pack(p, tiles, cuts, ((keys, p.k), (values, p.v)), (1, 2, packed_k, packed_v))
+    read = tuple(i if i < 0 else first + i for i in inner.operands)
+    main = Launch(
+        Recipe("attention_forward", (kind,), build_forward),
+        (0, packed_k, packed_v, out, lse, most, scratch, *range(3, first), *read),
+        (units, 1, *fields, *strides, *inner.words),
+        flops=2 * p.work,
+    )
+    room = (*(packed_bytes(p, cuts, form, lanes, tiles) for form in (keys, values)), place.total * threads)
+    return Lowered((pack, main), room)

@@ -1,0 +1,50 @@
+"""What is done to scores inside attention: a program of pointwise instructions for a vector of keys of one query.
+
+    program = ScoreProgram(k, target_lanes, scores, block, slots)
+    program.start_row(batch, head, query)          # what does not depend on the key is computed here
+    x = program.value(x, key, mask)                # x: scores of `lanes` keys from `key` on
+
+The instructions are a loop nest's over (batch, head, query, key), with the score itself `Given`.
+May not know: how scores come about. Entry: `ScoreProgram`.
+"""
+
+from __future__ import annotations
+
+from flambeau.kernel.dsl import Function, Value
+from flambeau.kernel.types import ptr
+from flambeau.templates.attention_problem import Scores
+from flambeau.templates.loop_nest import NestEmitter
+from flambeau.templates.loop_program import Given, Keep, LoopNest, Ref
+
+DIMS = 4  # batch, head, query, key
+
+
+class ScoreProgram(NestEmitter):
+    """A program emitted in the middle of another kernel's function."""
+
+    def __init__(self, k: Function, scores: Scores, lanes: int, slots: Value, block: Value):
+        sink = Keep(-1, Ref(scores.result))  # only marks what is asked for
+        self.nest = LoopNest(DIMS - 1, 1, "inner", False, lanes, 0, 1, (*scores.program, sink))
+        self.k, self.module, self.program = k, k.module, self.nest.program
+        self.block = block
+        self.level, self.stage, self.uniform = [], [], []
+        self._classify()
+        self.given = [i for i, n in enumerate(self.program) if isinstance(n, Given)]
+        self.result = scores.result
+        self.pointers = {s: k.load(slots, ptr, s) for s in self._pointer_slots() if s >= 0}
+        self.scalars = self._scalar_values(slots)
+        self.params = {}
+        for position in self._stride_positions():
+            self.param(position)
+
+    def start_row(self, batch: Value, head: Value, query: Value) -> None:
+        self.coordinates = [batch, head, query, None]
+        self.bases = self._bases(self.coordinates, range(DIMS - 1))
+        self.row_values = {}
+        self._hoist([len(self.program) - 1])
+
+    def value(self, given: dict[str, Value], key: Value, mask: Value | None) -> Value:
+        """The result for `lanes` keys from `key` on, those that `mask` keeps; `given` by name."""
+        values = {i: given[self.program[i].name] for i in self.given}
+        found = self._full(self.result, values, self.bases, key, mask, self.nest.lanes)
+        return self._splat(found, self.nest.lanes)
