@@ -58,6 +58,7 @@ class Declaration:
     signature: Callable | None = None
     meta: Callable | None = None
     vjp: Any = None
+    differentiated: Callable | None = None  # with a vjp that is DERIVED: a body that gives the same and is taped, if not the own one
     jvp: Any = DERIVED
     batch: Any = DERIVED
     core_ndims: Sequence[int] = ()  # with LEADING, dims of an element of each operand, where they are not all alike

@@ -6,6 +6,7 @@ from flambeau.operators import (
     arithmetic,
     assemble,
     attention,
+    attention_fused,
     bags,
     binning,
     comparison,

@@ -1,4 +1,4 @@
-"""Scaled dot-product attention over products and one fused masked softmax.
+"""Scaled dot-product attention: shapes and masks of PyTorch over the fused primitive.
 
     scaled_dot_product_attention(q, k, v, is_causal=True)      # [*, L, E], [*, S, E], [*, S, Ev] -> [*, L, Ev]
 
@@ -13,9 +13,12 @@ from flambeau.base.lazy import np
 from flambeau.core.dtype import BY_NAME, bool_
 from flambeau.core.layout import broadcast_shapes
 from flambeau.core.spec import Spec
+from flambeau.ir.graph import Graph
 from flambeau.ir.kinds import Composite, common_device
 from flambeau.ir.op import REGISTRY, declare
-from flambeau.operators.matmul import NARROW, check_types, matrix_product, shown
+from flambeau.operators.attention_fused import NO_RULES, Read, ScoreRules, attention, statistics_dtype
+from flambeau.operators.batched import aligned, element_ndim
+from flambeau.operators.matmul import check_types, shown
 from flambeau.operators.rules import case, sum_to
 
 
@@ -157,22 +160,20 @@ class scaled_dot_product_attention(Composite):
         )
 
     def body(q, k, v, mask, is_causal, scale, enable_gqa):
-        ops = REGISTRY
         batch, rows, size = check_attention(
             q.spec, k.spec, v.spec, None if mask is None else mask.spec, is_causal, enable_gqa
         )
         if scale is None:
             scale = 1.0 / math.sqrt(q.spec.shape[-1]) if q.spec.shape[-1] else 1.0
-        grouped = enable_gqa and q.spec.shape[-3] != k.spec.shape[-3]
-        if grouped:  # [*, Hkv, G, L, E]: heads of a group share key and value without a copy
-            shared = k.spec.shape[-3]
-            q = split_heads(q, shared)
-            k, v = ops["unsqueeze"](k, -3), ops["unsqueeze"](v, -3)
-            if mask is not None and mask.spec.ndim > 2:
-                mask = split_heads(mask, shared) if mask.spec.shape[-3] != 1 else ops["unsqueeze"](mask, -3)
-        scores = matrix_product(q, ops["transpose"](k, -1, -2), None, q.spec.dtype in NARROW)
-        weights = attention_weights(scores, mask, scale, is_causal, q.spec.dtype)
-        return ops["reshape"](matrix_product(weights, v), (*batch, rows, size))
+        q, k, v = in_heads(q, k, v, batch)
+        rules, captured = mask_rules(mask, batch, (*q.spec.shape[:3], k.spec.shape[2]), q.spec.dtype)
+        found = attention(q, k, v, (), (), captured, rules, is_causal, 0, None, float(scale))[0]
+        return found if len(batch) == 2 else REGISTRY["reshape"](found, (*batch, rows, size))
+
+    def batch(size, dims, q, k, v, mask, is_causal, scale, enable_gqa):
+        longest = max(element_ndim(x, d) for x, d in zip((q, k, v, mask), dims) if x is not None)
+        q, k, v, mask = (None if x is None else aligned(x, d, longest) for x, d in zip((q, k, v, mask), dims))
+        return scaled_dot_product_attention(q, k, v, mask, is_causal, scale, enable_gqa), 0
 
     def reference(q, k, v, mask=None, is_causal=False, scale=None, enable_gqa=False):
         if enable_gqa:
@@ -188,7 +189,47 @@ class scaled_dot_product_attention(Composite):
         yield case(t(4, 8), t(5, 7), t(5, 7), raises=(RuntimeError, "one embedding size"))
 
 
-def split_heads(x, shared: int):
-    """[*, H, L, S] as [*, shared, H / shared, L, S]."""
-    shape = tuple(x.spec.shape)
-    return REGISTRY["reshape"](x, (*shape[:-3], shared, shape[-3] // shared, *shape[-2:]))
+def in_heads(q, k, v, batch: tuple) -> tuple:
+    """Queries, keys and values as [B, H, *, *] with batch dims `batch`; one head that all share stays one."""
+    shared = all(x.spec.ndim < 3 or x.spec.shape[-3] == 1 for x in (k, v))
+    found = []
+    for x, own in ((q, False), (k, True), (v, True)):
+        shape = tuple(x.spec.shape)
+        heads = batch[-1:]
+        if own:
+            heads = (1,) if shared and batch else (shape[-3],) if len(shape) > 2 and shape[-3] != 1 else heads
+        wanted = (*batch[:-1], *heads, *shape[-2:])
+        if shape != wanted:
+            x = REGISTRY["expand"](x, wanted)
+        while x.spec.ndim < 4:
+            x = REGISTRY["unsqueeze"](x, 0)
+        if x.spec.ndim > 4:
+            x = REGISTRY["reshape"](x, (math.prod(wanted[:-3]), *wanted[-3:]))
+        found.append(x)
+    return tuple(found)
+
+
+def mask_rules(mask, batch: tuple, domain: tuple, dtype) -> tuple:
+    """(what a mask tensor does to scores over `domain`, whose first dim are all dims of `batch` but the last; the tensors it captures)."""
+    if mask is None:
+        return NO_RULES, ()
+    if len(batch) > 2 and mask.spec.ndim > 3:
+        own = (1,) * (len(batch) + 2 - mask.spec.ndim) + tuple(mask.spec.shape[:-2])
+        wanted = (*((1,) * (len(batch) - 1) if max(own[:-1]) == 1 else batch[:-1]), own[-1], *mask.spec.shape[-2:])
+        mask = REGISTRY["reshape"](REGISTRY["expand"](mask, wanted), (math.prod(wanted[:-3]), *wanted[-3:]))
+    shape = tuple(mask.spec.shape)
+    if shape[-2:] != tuple(domain[-2:]):
+        mask = REGISTRY["expand"](mask, (*shape[:-2], *domain[-2:]))
+    spec = Spec.of(tuple(mask.spec.shape), mask.spec.dtype, mask.spec.device)
+    graph = Graph()
+    if mask.spec.dtype is bool_:
+        graph.outputs = [graph.input(spec)]
+        return ScoreRules(mask=graph), (mask,)
+    whole = Spec.of(domain, statistics_dtype(dtype), mask.spec.device)
+    score = graph.input(whole)
+    graph.outputs = list(graph.add(REGISTRY["add"], (score, graph.input(spec), 1)))
+    back, value, by_read = Graph(), Graph(), Graph()
+    for gradient in (back, by_read):  # both are the gradient as it comes
+        gradient.outputs = [(gradient.input(whole), gradient.input(whole), gradient.input(spec))[1]]
+    value.outputs = [value.input(spec)]
+    return ScoreRules(graph, back, reads=(Read(0, value, by_read),)), (mask,)

@@ -172,7 +172,7 @@ def derived_backward(op: Op, g: Any, args: tuple, mask: tuple[bool, ...]) -> tup
             return x
 
         inner = _map_leaves(leaf, op, args)
-        out = op.rules.body(*inner)
+        out = (op.rules.differentiated or op.rules.body)(*inner)
         outs = out if isinstance(out, (tuple, list)) else (out,)
         grads = g if isinstance(g, (tuple, list)) else (g,)
         pairs = [(o, x) for o, x in zip(outs, grads) if o.node is not None or o.needs_grad]

@@ -51,7 +51,8 @@ FIELDS = ("units", "grain", "heads", "group", "rows", "columns", "ranges", "chun
 SLOTS = ("keys", "key_rows", "values", "q", "g", "q_turned", "g_turned", "lse", "delta", "dq", "dk", "dv", "scratch",
          "some_count", "some_index", "whole_count", "whole_index")  # fmt: skip
 PREPARE_FIELDS = ("units", "grain", "heads", "rows", "tiles", "tiles_per_block", "block_rows",
-                  *(f"{name}_{what}" for name in ("q", "g", "out") for what in ("batch", "head", "row", "element")))  # fmt: skip
+                  *(f"{name}_{what}" for name in ("q", "g", "out") for what in ("batch", "head", "row", "element")),
+                  *(f"{name}_{what}" for name in ("lse", "lse_gradient") for what in ("batch", "head", "row")))  # fmt: skip
 FINISH_FIELDS = ("units", "grain", "heads", "group", "rows", "ranges", "tiles", "tiles_per_block", "block_rows", "all_heads", "scale",
                  "batch", "head", "row", "element")  # fmt: skip
 
@@ -492,7 +493,10 @@ def build_prepare(target: Target, dtype: str, tiles: bool, size: int, value_size
                     for step in range(0, line, 32):
                         k.store(k.offset(to, (i * line + step) * 2), k.const(u16.vec(32), 0))
                 k.call(turn[line], to, k.offset(slot[f"{name}_turned"], line0 * line, memory))
-        seen = (batch * p["heads"] + head) * p["rows"] + row0
+        kept = {
+            name: k.offset(slot[name], batch * p[f"{name}_batch"] + head * p[f"{name}_head"] + row0 * p[f"{name}_row"], compute)
+            for name in ("lse", "lse_gradient")
+        }
         with k.range(0, rows) as i:
             total = k.var(vector, 0.0)
             g_at, out_at = (k.offset(source[name], i * p[f"{name}_row"], memory) for name in ("g", "out"))
@@ -512,8 +516,8 @@ def build_prepare(target: Target, dtype: str, tiles: bool, size: int, value_size
                     total.set(k.fma(a, b, total.get()))
 
                 k.when_else(p["g_element"].eq(1) & p["out_element"].eq(1), both, apart)
-            found = k.reduce(total.get(), lambda a, b: a + b) - k.load(slot["lse_gradient"], compute, seen + i)
-            lse = k.load(slot["lse"], compute, seen + i)
+            found = k.reduce(total.get(), lambda a, b: a + b) - k.load(kept["lse_gradient"], compute, i * p["lse_gradient_row"])
+            lse = k.load(kept["lse"], compute, i * p["lse_row"])
             nothing = lse.eq(float("-inf"))
             k.store(slot["delta"], k.select(nothing, k.const(compute, 0.0), found), line0 + i)
             k.store(slot["to_lse"], k.select(nothing, k.const(compute, float("-inf")), lse * -LOG2_E), line0 + i)
@@ -582,18 +586,20 @@ def lower_backward(
     p: Problem,
     target: Target,
     threads: int,
-    *,
     g: Strides,
     dq: Strides,
     dk: Strides,
     dv: Strides,
+    *,
+    statistics: tuple[tuple[int, ...], tuple[int, ...]],
     programs: Callable[[int, int], tuple[Programs, Scores | None]] | None = None,
     lists: tuple[tuple[int, ...], ...] = (),
     captured: int = 0,
 ) -> Lowered:
-    """Operands: q, k, v, gradient of out, out, lse, gradient of lse, lists, captured, then dq, dk, dv.
+    """Operands: gradients of out and of lse, q, k, v, out, lse, lists, captured, then dq, dk, dv.
 
-    `lists` name, for blocks of keys, the blocks of queries that see them; `p.out` are the result's strides, `g` its gradient's.
+    `lists` name, for blocks of keys, the blocks of queries that see them; `p.out` are the result's strides, `g` its gradient's, `statistics`
+    those of lse and its gradient.
     """
     tiles = uses_tiles(target, p.dtype)
     extent = extent_of(target, tiles)
@@ -623,16 +629,16 @@ def lower_backward(
     strides = [s for each in lists for s in each]
     strides += [0] * (14 - len(strides))
     pack = lower_pack(
-        p, tiles, cuts, ((forms[0], p.k), (forms[1], p.k), (forms[2], p.v)), (1, 1, 2, keys, key_rows, values)
+        p, tiles, cuts, ((forms[0], p.k), (forms[1], p.k), (forms[2], p.v)), (3, 3, 4, keys, key_rows, values)
     )
     queries = launch(
         "attention_prepare",
         (p.dtype, tiles, p.size, p.value_size),
         build_prepare,
-        (0, 3, 4, 5, 6, to_q, to_g, q_turned, g_turned, to_lse, delta),
+        (2, 0, 5, 6, 1, to_q, to_g, q_turned, g_turned, to_lse, delta),
         p.batch * p.query_heads * cuts.tiles,
         1,
-        (p.query_heads, p.rows, cuts.tiles, cuts.tiles_per_block, cuts.block_rows, *p.q, *g, *p.out),
+        (p.query_heads, p.rows, cuts.tiles, cuts.tiles_per_block, cuts.block_rows, *p.q, *g, *p.out, *statistics[0], *statistics[1]),
     )
     fields = (p.heads, p.group, p.rows, p.columns, ranges, chunks, per_block, *dk, *dv, float_bits(p.scale), p.shift, cuts.tiles,
               cuts.tiles_per_block, cuts.block_rows, cuts.block_columns, cuts.padded_columns, cuts.blocks)  # fmt: skip

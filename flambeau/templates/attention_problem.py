@@ -89,7 +89,7 @@ PACKED_COLUMNS = 128  # in a unit of packing
 
 def cuts_of(p: Problem, tile: int, width: int) -> Cuts:
     """For tiles of at most `tile` queries and panels of `width` keys."""
-    block_rows, block_columns = p.block if p.block is not None else (p.rows, p.columns)
+    block_rows, block_columns = p.block if p.block is not None else (max(p.rows, 1), max(p.columns, 1))
     per_block = -(-block_rows // tile)
     padded = round_up(block_columns, width)
     return Cuts(

@@ -2,7 +2,7 @@
 
     program = ScoreProgram(k, target_lanes, scores, block, slots)
     program.start_row(batch, head, query)          # what does not depend on the key is computed here
-    x = program.value(x, key, mask)                # x: scores of `lanes` keys from `key` on
+    x = program.value({"score": x}, key, mask)     # x: scores of `lanes` keys from `key` on
 
 The instructions are a loop nest's over (batch, head, query, key), with the score itself `Given`.
 May not know: how scores come about. Entry: `ScoreProgram`.
@@ -45,6 +45,6 @@ class ScoreProgram(NestEmitter):
 
     def value(self, given: dict[str, Value], key: Value, mask: Value | None) -> Value:
         """The result for `lanes` keys from `key` on, those that `mask` keeps; `given` by name."""
-        values = {i: given[self.program[i].name] for i in self.given}
+        values = {i: given[self.program[i].name] for i in self.given if self.program[i].name in given}
         found = self._full(self.result, values, self.bases, key, mask, self.nest.lanes)
         return self._splat(found, self.nest.lanes)
