@@ -20,6 +20,7 @@ from flambeau.operators.matmul import matrix_product
 from flambeau.operators.rules import case, sum_to
 from flambeau.schedule.inner import InnerProgram
 from flambeau.templates.attention_backward import lower_backward
+from flambeau.templates.attention_decode import lower_decode, suits
 from flambeau.templates.attention_forward import lower_forward
 from flambeau.templates.attention_problem import Problem, Programs, Scores
 
@@ -176,11 +177,14 @@ class attention(Template):
     def lower(op, target, threads, q, k, v, lists, turned, captured, rules, causal, shift, block, scale):
         problem, domain = problem_of(q, k, v, causal, shift, block, scale)
         plain = rules.score is None and rules.mask is None
+        programs = None if plain else lambda slot, position: rules.programs(domain, captured, slot, position)[0]
+        if suits(problem):
+            return lower_decode(problem, target, threads, programs, len(captured))
         return lower_forward(
             problem,
             target,
             threads,
-            programs=None if plain else lambda slot, position: rules.programs(domain, captured, slot, position)[0],
+            programs=programs,
             lists=tuple(broadcast_steps(x, i % 2 == 1) for i, x in enumerate(lists)),
             captured=len(captured),
         )

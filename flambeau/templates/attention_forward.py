@@ -66,6 +66,7 @@ class Forward(NamedTuple):
     mask: Scores | None
     plain_scale: bool  # positive, so that the greatest score has the greatest product
     slots: int
+    stacked: bool = False  # a tile holds the queries of all heads of a group, head by head
 
 
 class Extent(NamedTuple):
@@ -110,7 +111,7 @@ class Layout:
         return place
 
 
-class _Builder:
+class ForwardBuilder:
     """One kernel's functions."""
 
     def __init__(self, target: Target, kind: Forward):
@@ -248,7 +249,7 @@ class _Builder:
         score = ScoreProgram(k, kind.score, lanes, slots, block) if kind.score else None
         mask = ScoreProgram(k, kind.mask, lanes, slots, block) if kind.mask and masks else None
         causal = kind.causal and cut
-        shift = k.load(block, i64, FIELDS.index("shift"))
+        shift, queries = (k.load(block, i64, FIELDS.index(name)) for name in ("shift", "rows"))
         stores = score is not None or mask is not None or cut or not kind.plain_scale
         scaled = score is not None or not kind.plain_scale
         factor = k.const(compute, LOG2_E) if scaled else scale * LOG2_E
@@ -257,10 +258,13 @@ class _Builder:
         with k.range(0, rows) as i:
             line = k.offset(scratch, i * (place.s_row * compute.size) + place.s)
             packed = k.offset(scratch, i * (place.p_row * 2) + place.p)
+            query, own_head = row0 + i, head
+            if kind.stacked:
+                own_head, query = head + i // queries, i % queries
             for program in (score, mask):
                 if program is not None:
-                    program.start_row(batch, head, row0 + i)
-            end = k.minimum(count, row0 + i + shift - first + 1) if causal else count
+                    program.start_row(batch, own_head, query)
+            end = k.minimum(count, query + shift - first + 1) if causal else count
             best = [k.var(self.vector, lowest) for _ in range(2)]
             with k.range(0, width, 2 * lanes) as j:
                 for u in range(2):
@@ -316,11 +320,11 @@ class _Builder:
         return vmath.exp2(k, x)
 
     # ------------------------------------------------------------------ tiles of queries
-    def _start(self, k: Function, scratch: Value, source: Value, q_row: Value, q_element: Value, rows: Value) -> None:
-        """Queries to scratch, O and the sums to nothing."""
+    def start(self, k: Function, scratch: Value, line_of: Callable[[Value], Value], q_element: Value, rows: Value) -> None:
+        """Queries to scratch, each from line_of(row), O and the sums to nothing."""
         place, lanes, compute = self.place, self.lanes, self.compute
         with k.range(0, rows) as i:
-            line = k.offset(source, i * q_row, self.memory)
+            line = line_of(i)
             if self.kind.tiles:
                 to = k.offset(scratch, i * (place.q_row * 2) + place.q)
                 for step in range(0, place.q_row, 32):
@@ -335,21 +339,16 @@ class _Builder:
             k.store(k.offset(scratch, i * (lanes * compute.size) + place.sum), k.const(self.vector, 0))
             k.store(k.offset(scratch, place.most), k.const(compute, float("-inf")), i)
 
-    def _end(self, k: Function, scratch: Value, out: Value, row: Value, element: Value, lse: Value, most: Value, rows: Value) -> None:
-        """O / sum to the result, and the statistics of the rows."""
+    def end(self, k: Function, scratch: Value, line_of: Callable[[Value], Value], element: Value, lse: Value, most: Value, rows: Value) -> None:  # fmt: skip
+        """O / sum to the result's line_of(row), and the statistics of the rows."""
         place, lanes, compute = self.place, self.lanes, self.compute
-        size, memory = self.kind.value_size, self.memory
         with k.range(0, rows) as i:
-            total = k.reduce(k.load(k.offset(scratch, i * (lanes * compute.size) + place.sum), self.vector), lambda a, b: a + b)
+            total = k.load(k.offset(scratch, i * (lanes * compute.size) + place.sum), self.vector)
+            total = k.reduce(total, lambda a, b: a + b)
             top = k.load(k.offset(scratch, place.most), compute, i)
-            nothing = top.eq(float("-inf")) & total.eq(0.0)
-            k.store(most, top * math.log(2), i)
-            log = (top + vmath.log2(k, total)) * math.log(2)
-            k.store(lse, k.select(nothing, k.const(compute, float("-inf")), log), i)
-            inverse = k.select(nothing, k.const(compute, 0.0), 1.0 / total)
+            inverse = statistics(k, top, total, lse, most, i)
             kept = k.offset(scratch, i * (place.o_row * compute.size) + place.o)
-            line = k.offset(out, i * row, memory)
-            store_line(k, kept, compute, inverse, size, line, memory, element, lanes)
+            store_line(k, kept, compute, inverse, self.kind.value_size, line_of(i), self.memory, element, lanes)
 
     # ------------------------------------------------------------------ the kernel
     def build(self) -> Module:
@@ -381,7 +380,7 @@ class _Builder:
             rows = stop - row0
             with k.when(rows > 0):
                 q = k.offset(slot["q"], batch * p["q_batch"] + head * p["q_head"] + row0 * p["q_row"], memory)
-                self._start(k, scratch, q, p["q_row"], p["q_element"], rows)
+                self.start(k, scratch, lambda i: k.offset(q, i * p["q_row"], memory), p["q_element"], rows)
                 packed0 = shared * p["blocks"] * p["padded"]
 
                 def chunk(column: Value, packed: Value, width: Value, count: Value, functions) -> None:
@@ -429,11 +428,20 @@ class _Builder:
                 at = (batch * p["heads"] * p["group"] + head) * p["rows"] + row0
                 out = k.offset(slot["out"], batch * p["out_batch"] + head * p["out_head"] + row0 * p["out_row"], memory)
                 lse, most = (k.offset(slot[name], at, self.compute) for name in ("lse", "most"))
-                self._end(k, scratch, out, p["out_row"], p["out_element"], lse, most, rows)
+                self.end(k, scratch, lambda i: k.offset(out, i * p["out_row"], memory), p["out_element"], lse, most, rows)
         if kind.tiles:
             tile_instruction(k, "tilerelease")
         k.ret()
         return self.module
+
+
+def statistics(k: Function, top: Value, total: Value, lse: Value, most: Value, i: Value) -> Value:
+    """Store a row's log-sum-exp and greatest score, from the latter in powers of two and the sum; returns what its values are scaled by."""
+    nothing = top.eq(float("-inf")) & total.eq(0.0)
+    k.store(most, top * math.log(2), i)
+    log = (top + vmath.log2(k, total)) * math.log(2)
+    k.store(lse, k.select(nothing, k.const(top.type, float("-inf")), log), i)
+    return k.select(nothing, k.const(top.type, 0.0), 1.0 / total)
 
 
 def larger(k: Function, a: Value, b: Value) -> Value:
@@ -443,7 +451,7 @@ def larger(k: Function, a: Value, b: Value) -> Value:
 
 def build_forward(target: Target, kind: Forward) -> Module:
     """Slots: `SLOTS`, as far as there are lists, then what the programs read, then the block."""
-    return _Builder(target, kind).build()
+    return ForwardBuilder(target, kind).build()
 
 
 def float_bits(value: float) -> int:

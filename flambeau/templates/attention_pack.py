@@ -75,9 +75,8 @@ def build_pack(target: Target, dtype: str, tiles: bool, forms: tuple[Packed, ...
     lanes = target.lanes(compute)
     if tiles:
         compute = memory
-    width = panel_width(lanes, tiles)
     module = Module(target.vector_bytes * 8, native_bf16=target.has("avx512bf16"))
-    functions = [_pack_function(module, i, form, memory, compute, lanes, tiles) for i, form in enumerate(forms)]
+    functions = [form_function(module, i, form, memory, compute, lanes, tiles) for i, form in enumerate(forms)]
     k = module.function("kernel", ABI)
     slots, begin, end, _ = k.args
     pointers = [k.load(slots, ptr, i) for i in range(2 * len(forms) + 1)]
@@ -100,18 +99,24 @@ def build_pack(target: Target, dtype: str, tiles: bool, forms: tuple[Packed, ...
             source = k.offset(pointers[i], batch * steps["batch"] + head * steps["head"] + first * steps["row"], memory)
             padded = form.padded(lanes, tiles)
             out = k.offset(pointers[len(forms) + i], to * padded, compute)
-            if form.form == "panels" and not tiles:
-                depth = k.const(i64, form.size)
-                k.call(function, source, steps["row"], steps["element"], count, depth, out, width * padded)
-            else:
-                k.call(function, source, steps["row"], steps["element"], count, room, out)
+            call_form(k, function, form, source, steps["row"], steps["element"], count, room, out, lanes, tiles)
     k.ret()
     return module
 
 
-def _pack_function(
+def call_form(k: Function, function: Function, form: Packed, source: Value, row: Value, element: Value, count: Value, room: Value, out: Value, lanes: int, tiles: bool) -> None:  # fmt: skip
+    """Pack `count` keys, `row` elements apart, where there is room for `room`."""
+    if form.form == "panels" and not tiles:
+        panel = panel_width(lanes, tiles) * form.padded(lanes, tiles)
+        k.call(function, source, row, element, count, k.const(i64, form.size), out, panel)
+    else:
+        k.call(function, source, row, element, count, room, out)
+
+
+def form_function(
     module: Module, number: int, form: Packed, memory: Type, compute: Type, lanes: int, tiles: bool
 ) -> Function:
+    """What packs keys into a form: arguments as in `call_form`."""
     name = f"pack_{form.form}_{number}"
     if tiles:
         return (_key_tiles if form.form == "panels" else _row_tiles)(module, name, form.size)
