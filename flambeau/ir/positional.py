@@ -53,7 +53,7 @@ class Program:
         env = dict(zip(self.graph.inputs, (*given, *captured)))
         for node in self.graph.nodes:
             args = map_values(lambda v: env[v], node.args)
-            out = _call(node, _converted(node, args) if self.scalar else args)
+            out = called(node, converted(node, args) if self.scalar else args)
             for v, x in zip(node.outputs, out if isinstance(out, (tuple, list)) else (out,)):
                 env[v] = x
         return env[self.result]
@@ -72,7 +72,8 @@ def flat(x: Any) -> Any:
     return REGISTRY["reshape"](x, (-1,))
 
 
-def _call(node: Node, args: tuple) -> Any:
+def called(node: Node, args: tuple) -> Any:
+    """What a node gives for arguments in signature order."""
     positional, keywords = _split(node, args)
     return node.op(*positional, **keywords)
 
@@ -99,7 +100,7 @@ def is_scalar(graph: Graph) -> bool:
     )
 
 
-def _converted(node: Node, args: tuple) -> tuple:
+def converted(node: Node, args: tuple) -> tuple:
     """Arguments of a pointwise op in the types it computes in: one number yields to a tensor in promotion, the tensors here need not."""
     if node.op.kind != POINTWISE:
         return args

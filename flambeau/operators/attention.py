@@ -7,16 +7,20 @@ Causal masks are aligned top left. A row that is masked altogether gives 0. May 
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable, Sequence
 
 from flambeau.base.lazy import np
-from flambeau.core.dtype import BY_NAME, bool_
+from flambeau.core.dtype import BY_NAME, bool_, dtype, int64
 from flambeau.core.layout import broadcast_shapes
 from flambeau.core.spec import Spec
 from flambeau.ir.graph import Graph
 from flambeau.ir.kinds import Composite, common_device
 from flambeau.ir.op import REGISTRY, declare
-from flambeau.operators.attention_fused import NO_RULES, Read, ScoreRules, attention, statistics_dtype
+from flambeau.ir.positional import Program
+from flambeau.operators.attention_fused import attention, statistics_dtype
+from flambeau.operators.attention_rules import Read, Rules
 from flambeau.operators.batched import aligned, element_ndim
 from flambeau.operators.matmul import check_types, shown
 from flambeau.operators.rules import case, sum_to
@@ -212,24 +216,36 @@ def in_heads(q, k, v, batch: tuple) -> tuple:
 def mask_rules(mask, batch: tuple, domain: tuple, dtype) -> tuple:
     """(what a mask tensor does to scores over `domain`, whose first dim are all dims of `batch` but the last; the tensors it captures)."""
     if mask is None:
-        return NO_RULES, ()
+        return Rules(), ()
     if len(batch) > 2 and mask.spec.ndim > 3:
         own = (1,) * (len(batch) + 2 - mask.spec.ndim) + tuple(mask.spec.shape[:-2])
         wanted = (*((1,) * (len(batch) - 1) if max(own[:-1]) == 1 else batch[:-1]), own[-1], *mask.spec.shape[-2:])
         mask = REGISTRY["reshape"](REGISTRY["expand"](mask, wanted), (math.prod(wanted[:-3]), *wanted[-3:]))
-    shape = tuple(mask.spec.shape)
-    if shape[-2:] != tuple(domain[-2:]):
-        mask = REGISTRY["expand"](mask, (*shape[:-2], *domain[-2:]))
-    spec = Spec.of(tuple(mask.spec.shape), mask.spec.dtype, mask.spec.device)
-    graph = Graph()
-    if mask.spec.dtype is bool_:
-        graph.outputs = [graph.input(spec)]
-        return ScoreRules(mask=graph), (mask,)
-    whole = Spec.of(domain, statistics_dtype(dtype), mask.spec.device)
-    score = graph.input(whole)
-    graph.outputs = list(graph.add(REGISTRY["add"], (score, graph.input(spec), 1)))
-    back, value, by_read = Graph(), Graph(), Graph()
-    for gradient in (back, by_read):  # both are the gradient as it comes
-        gradient.outputs = [(gradient.input(whole), gradient.input(whole), gradient.input(spec))[1]]
-    value.outputs = [value.input(spec)]
-    return ScoreRules(graph, back, reads=(Read(0, value, by_read),)), (mask,)
+    shape, dtype = tuple(mask.spec.shape), statistics_dtype(dtype)
+    given = len(domain) - len(shape)
+    read = tuple(d for d, n in enumerate(shape) if n != 1)  # others are the same for all positions
+    mask = REGISTRY["reshape"](mask, tuple(shape[d] for d in read))
+    rules = mask_programs(tuple(d + given for d in read), mask.spec.dtype, dtype)
+    return rules, (mask,)
+
+
+@functools.lru_cache(maxsize=256)
+def mask_programs(dims: tuple[int, ...], stored: dtype, working: dtype) -> Rules:
+    """Rules by which a mask with these dims of the domain is added to scores, or says which count."""
+    position, captured = Spec.of((), int64), Spec.of((1,) * len(dims), stored)
+
+    def program(leading: Sequence[Spec], function: Callable) -> Program:
+        graph = Graph()
+        given = [graph.input(s) for s in (*leading, *[position] * 4, captured)]
+        places = tuple(given[len(leading) + d] for d in dims)
+        value = graph.add(REGISTRY["index"], (given[-1], places))[0] if dims else given[-1]
+        graph.outputs = [function(graph, given, places, value)]
+        return Program(graph, len(given) - 1)
+
+    if stored is bool_:
+        return Rules(mask=program((), lambda graph, given, places, value: value))
+    score = Spec.of((), working)
+    added = program((score,), lambda graph, given, places, value: graph.add(REGISTRY["add"], (given[0], value, 1))[0])
+    gradient = program((score, score), lambda graph, given, places, value: given[1])
+    indices = tuple(program((score,), lambda graph, given, places, value, i=i: places[i]) for i in range(len(dims)))
+    return Rules(added, None, gradient, (Read(0, indices, gradient),), 1)

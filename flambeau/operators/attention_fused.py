@@ -1,8 +1,8 @@
-"""The fused attention: one primitive over the template, whatever is done to scores given as graphs.
+"""The fused attention: one primitive over the template, what is done to scores given as rules.
 
-    out, lse, most = attention(q, k, v, (), (), (), ScoreRules(), causal=True, shift=0, block=None, scale=0.125)
+    out, lse, most = attention(q, k, v, (), (), (), Rules(), causal=True, shift=0, block=None, scale=0.125)
 
-May not know: how user functions become graphs, block masks as objects. Entry: `attention`, `ScoreRules`.
+May not know: how user functions become programs, block masks as objects. Entry: `attention`.
 """
 
 from __future__ import annotations
@@ -10,121 +10,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from flambeau.base.lazy import np
-from flambeau.base.record import record, replace
+from flambeau.base.record import replace
 from flambeau.core.dtype import dtype, float32, float64
 from flambeau.core.spec import Spec
-from flambeau.ir.graph import Graph, Node, Value, map_values
 from flambeau.ir.kinds import DERIVED, Template, common_device
 from flambeau.ir.op import REGISTRY, declare
+from flambeau.operators.attention_rules import Rules, places, to_shape
+from flambeau.operators.flex import FULL, PARTIAL, visible
 from flambeau.operators.matmul import matrix_product
-from flambeau.operators.rules import case, sum_to
-from flambeau.schedule.inner import InnerProgram
+from flambeau.operators.rules import case
 from flambeau.templates.attention_backward import lower_backward
 from flambeau.templates.attention_decode import lower_decode, suits
 from flambeau.templates.attention_forward import lower_forward
-from flambeau.templates.attention_problem import Problem, Programs, Scores
-
-
-@record
-class Read:
-    """A place where `score` reads captured operand number `captured`.
-
-    `value`: what is read, from the captured tensors of `score`, of a shape that broadcasts to the domain; `gradient`: from the score, the
-    gradient by what `score` gives and those tensors, the gradient by what is read, over the whole domain.
-    """
-
-    captured: int
-    value: Graph
-    gradient: Graph
-
-
-class ScoreRules:
-    """What is done to scores, as graphs over (batch, head, query, key).
-
-    `score`: from the score (its first input) to another; `gradient`: from the score and the gradient by what `score` gives (its first two)
-    to the one by the score; `mask`: which scores count. Further inputs are captured tensors: of `score` and `gradient` the same ones,
-    first, then those of `mask`. `reads` are the places whose gradients captured tensors want. Equal rules print alike, so that plans are
-    found again.
-    """
-
-    __slots__ = ("gradient", "mask", "reads", "score", "text")
-
-    def __init__(
-        self,
-        score: Graph | None = None,
-        gradient: Graph | None = None,
-        mask: Graph | None = None,
-        reads: tuple[Read, ...] = (),
-    ):
-        self.score, self.gradient, self.mask, self.reads = score, gradient, mask, reads
-        self.text = "\n".join(map(str, (score, gradient, mask, *((r.captured, r.value, r.gradient) for r in reads))))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, ScoreRules) and self.text == other.text
-
-    def __hash__(self) -> int:
-        return hash(self.text)
-
-    def __repr__(self) -> str:
-        return f"ScoreRules({hash(self.text) & 0xFFFFFFFF:08x})" if self.score or self.mask else "ScoreRules()"
-
-    @property
-    def captured_by_score(self) -> int:
-        return len(self.score.inputs) - 1 if self.score is not None else 0
-
-    def programs(
-        self, domain: Sequence[int], captured: Sequence[Spec], slot: int, position: int, backward: bool = False
-    ) -> tuple[Programs, Scores | None]:
-        """The rules as instructions of one kernel, and with `backward` the gradient too."""
-        inner = InnerProgram(domain, slot)
-        numbered = list(enumerate(captured))
-        of_score, of_mask = numbered[: self.captured_by_score], numbered[self.captured_by_score :]
-        found: list[int | None] = []
-        for graph, names, operands in (
-            (self.score, ("score",), of_score),
-            (self.mask, (), of_mask),
-            (self.gradient if backward else None, ("score", "gradient"), of_score),
-        ):
-            if graph is None:
-                found.append(None)
-                continue
-            given = dict(zip(graph.inputs, names))
-            found.append(inner.add(graph, dict(zip(graph.inputs[len(names) :], operands)), given).index)
-        program, operands, words = inner.finish(position)
-        score, mask, gradient = (None if i is None else Scores(program, i) for i in found)
-        return Programs(score, mask, operands, words), gradient
-
-    def apply(self, scores, captured: Sequence):
-        """The scores after the rules, as a tensor."""
-        return scores if self.score is None else evaluated(self.score, (scores, *captured[: self.captured_by_score]))
-
-    def back(self, scores, gradient, captured: Sequence):
-        """The gradient by scores before `score`."""
-        if self.gradient is None:
-            return gradient
-        return evaluated(self.gradient, (scores, gradient, *captured[: self.captured_by_score]))
-
-    def allowed(self, captured: Sequence):
-        """Which scores count, as a tensor; None if all do."""
-        return None if self.mask is None else evaluated(self.mask, captured[self.captured_by_score :])
-
-
-NO_RULES = ScoreRules()
-
-
-def evaluated(graph: Graph, inputs: Sequence):
-    """The one output of a graph for tensors."""
-    env = dict(zip(graph.inputs, inputs))
-    for node in graph.nodes:
-        env[node.outputs[0]] = called(node, env)
-    return env[graph.outputs[0]]
-
-
-def called(node: Node, env: dict):
-    """A node of one output on the tensors that stand for its values."""
-    args = map_values(env.__getitem__, node.args)
-    positional = [a for p, a in zip(node.op.params, args) if not p.keyword_only]
-    return node.op(*positional, **{p.name: a for p, a in zip(node.op.params, args) if p.keyword_only})
+from flambeau.templates.attention_problem import Problem
 
 
 def statistics_dtype(d: dtype) -> dtype:
@@ -176,8 +74,7 @@ class attention(Template):
 
     def lower(op, target, threads, q, k, v, lists, turned, captured, rules, causal, shift, block, scale):
         problem, domain = problem_of(q, k, v, causal, shift, block, scale)
-        plain = rules.score is None and rules.mask is None
-        programs = None if plain else lambda slot, position: rules.programs(domain, captured, slot, position)[0]
+        programs = None if not rules else lambda slot, position: rules.programs(domain, captured, slot, position)[0]
         if suits(problem):
             return lower_decode(problem, target, threads, programs, len(captured))
         return lower_forward(
@@ -192,7 +89,8 @@ class attention(Template):
     def vjp(g, out, q, k, v, lists, turned, captured, rules, causal, shift, block, scale):
         given = (g[0], g[1], q, k, v, out[0], out[1])
         found = attention_backward(*given, turned, captured, rules, causal, shift, block, scale)
-        return *found, None, None, captured_gradients(given, captured, rules, causal, shift, scale)
+        by_captured = captured_gradients(given, turned, captured, rules, causal, shift, block, scale)
+        return *found, None, None, by_captured
 
     def batch(size, dims, q, k, v, lists, turned, captured, rules, causal, shift, block, scale):
         args = (q, k, v, lists, turned, captured, rules, causal, shift, block, scale)
@@ -211,8 +109,8 @@ class attention(Template):
             return np.matmul(e / np.where(total == 0, 1, total)[..., None], v), most + np.log(total), most
 
     def samples(t):
-        yield case(t(2, 4, 5, 8), t(2, 2, 7, 8), t(2, 2, 7, 6), (), (), (), ScoreRules(), False, 0, None, 0.3)
-        yield case(t(1, 2, 6, 3), t(1, 2, 6, 3), t(1, 2, 6, 3), (), (), (), ScoreRules(), True, 0, None, 0.5)
+        yield case(t(2, 4, 5, 8), t(2, 2, 7, 8), t(2, 2, 7, 6), (), (), (), Rules(), False, 0, None, 0.3)
+        yield case(t(1, 2, 6, 3), t(1, 2, 6, 3), t(1, 2, 6, 3), (), (), (), Rules(), True, 0, None, 0.5)
 
 
 def broadcast_steps(s: Spec, indices: bool) -> tuple[int, ...]:
@@ -265,7 +163,6 @@ class attention_backward(Template):
 
     def lower(op, target, threads, g, g_lse, q, k, v, out, lse, turned, captured, rules, causal, shift, block, scale):
         problem, domain = problem_of(q, k, v, causal, shift, block, scale)
-        plain = rules.score is None and rules.mask is None
         results = (tuple(memory_order(x, tuple(x.shape)).strides) for x in (q, k, v))
         return lower_backward(
             replace(problem, out=tuple(out.strides)),
@@ -274,13 +171,13 @@ class attention_backward(Template):
             tuple(g.strides),
             *results,
             statistics=(tuple(lse.strides), tuple(g_lse.strides)),
-            programs=None if plain else lambda slot, position: rules.programs(domain, captured, slot, position, True),
+            programs=None if not rules else lambda slot, position: rules.programs(domain, captured, slot, position, True),
             lists=tuple(broadcast_steps(x, i % 2 == 1) for i, x in enumerate(turned)),
             captured=len(captured),
         )
 
     def differentiated(g, g_lse, q, k, v, out, lse, turned, captured, rules, causal, shift, block, scale):
-        return dense_backward((g, g_lse, q, k, v, out, lse), captured, rules, causal, shift, scale)
+        return dense_backward((g, g_lse, q, k, v, out, lse), turned, captured, rules, causal, shift, block, scale)
 
     def batch(size, dims, g, g_lse, q, k, v, out, lse, turned, captured, rules, causal, shift, block, scale):
         args = (g, g_lse, q, k, v, out, lse, turned, captured, rules, causal, shift, block, scale)
@@ -300,12 +197,12 @@ class attention_backward(Template):
 
     def samples(t):
         q, k, v = t(1, 4, 5, 8), t(1, 2, 7, 8), t(1, 2, 7, 6)
-        out, lse, rest = t(1, 4, 5, 6), t(1, 4, 5, low=1.0), ((), (), ScoreRules())
+        out, lse, rest = t(1, 4, 5, 6), t(1, 4, 5, low=1.0), ((), (), Rules())
         yield case(t(1, 4, 5, 6), t(1, 4, 5), q, k, v, out, lse, *rest, False, 0, None, 0.3)
         yield case(t(1, 4, 5, 6), t(1, 4, 5), q, k, v, out, lse, *rest, True, 1, None, 0.3)
 
 
-def dense_scores(given: tuple, captured, rules: ScoreRules, causal: bool, shift: int, scale: float) -> tuple:
+def dense_scores(given: tuple, turned, captured, rules: Rules, causal: bool, shift: int, block, scale: float) -> tuple:
     """(scores before the rules [B, H, L, S], weights and the gradient by scores after the rules [B, H / group, group, L, S], operands
     with their heads in groups): what `attention_backward` computes tile by tile, in ops that have gradients themselves."""
     ops = REGISTRY
@@ -320,12 +217,15 @@ def dense_scores(given: tuple, captured, rules: ScoreRules, causal: bool, shift:
     g, g_lse, q, k, v, out, lse = (grouped(x) for x in given)
     raw = ops["mul"](matrix_product(q, ops["transpose"](k, -1, -2)), scale)
     shape = tuple(raw.spec.shape)
-    flat = ops["reshape"](raw, (shape[0], shape[1] * shape[2], *shape[3:]))
+    whole = (shape[0], shape[1] * shape[2], *shape[3:])
+    flat = ops["reshape"](raw, whole)
     y, lowest = rules.apply(flat, captured), float("-inf")
+    y = y if y.spec.dtype is wide else ops["to_dtype"](y, wide)
+    positions = places(whole, y.spec.device)
     if causal:
-        rows, columns = (ops["iota"](size, device=y.spec.device) for size in ((shape[3], 1), (1, shape[4])))
-        y = ops["where"](ops["ge"](ops["add"](rows, shift), columns), y, lowest)
-    allowed = rules.allowed(captured)
+        y = ops["where"](ops["ge"](ops["add"](positions[2], shift), positions[3]), y, lowest)
+    states = listed_states(turned, -(-whole[2] // block[0])) if turned else None
+    allowed = visible(positions, captured[rules.count :], states, rules.mask, block)
     if allowed is not None:
         y = ops["where"](allowed, y, lowest)
     lse = ops["unsqueeze"](lse, -1)
@@ -336,11 +236,24 @@ def dense_scores(given: tuple, captured, rules: ScoreRules, causal: bool, shift:
     return flat, weights, gradient, (g, q, k)
 
 
-def dense_backward(given: tuple, captured, rules: ScoreRules, causal: bool, shift: int, scale: float) -> tuple:
+def listed_states(turned, rows: int):
+    """What counts in each block [*, *, blocks of queries, blocks of keys], from lists of query blocks for blocks of keys."""
+    ops, found = REGISTRY, None
+    for state, counts, indices in zip((PARTIAL, FULL), turned[::2], turned[1::2]):
+        blocks = ops["iota"]((rows, 1), device=indices.spec.device)
+        slots = ops["iota"]((indices.spec.shape[-1],), device=indices.spec.device)
+        listed = ops["lt"](slots, ops["unsqueeze"](counts, -1))  # [*, *, blocks of keys, slots]
+        here = ops["logical_and"](ops["eq"](ops["unsqueeze"](indices, -2), blocks), ops["unsqueeze"](listed, -2))
+        dense = ops["transpose"](ops["any"](here, -1, False), -1, -2)
+        found = ops["where"](dense, state, 0 if found is None else found)
+    return found
+
+
+def dense_backward(given: tuple, turned, captured, rules: Rules, causal: bool, shift: int, block, scale: float) -> tuple:
     """The gradients by query, key and value with the matrix of scores."""
     ops = REGISTRY
     dtype, shapes = given[2].spec.dtype, [tuple(x.spec.shape) for x in given[2:5]]
-    flat, weights, gradient, (g, q, k) = dense_scores(given, captured, rules, causal, shift, scale)
+    flat, weights, gradient, (g, q, k) = dense_scores(given, turned, captured, rules, causal, shift, block, scale)
     shape = tuple(gradient.spec.shape)
     gradient = ops["reshape"](rules.back(flat, ops["reshape"](gradient, tuple(flat.spec.shape)), captured), shape)
     gradient = ops["mul"](gradient, scale)
@@ -353,35 +266,26 @@ def dense_backward(given: tuple, captured, rules: ScoreRules, causal: bool, shif
     return tuple(ops["reshape"](x, size) for x, size in zip(found, shapes))
 
 
-def captured_gradients(given: tuple, captured: Sequence, rules: ScoreRules, causal: bool, shift: int, scale: float) -> tuple:
-    """The gradients by captured tensors: of what each read gives, taken back through the read."""
+def captured_gradients(given: tuple, turned, captured: Sequence, rules: Rules, causal: bool, shift: int, block, scale: float) -> tuple:
+    """The gradients by captured tensors: of what each read of one gives, put where it was read."""
+    ops = REGISTRY
     found: list = [None] * len(captured)
-    if not any(x.spec.dtype.is_inexact for x in captured):
+    if not rules.reads:
         return tuple(found)
-    flat, _, gradient, _ = dense_scores(given, captured, rules, causal, shift, scale)
-    gradient = REGISTRY["reshape"](gradient, tuple(flat.spec.shape))
-    inputs = tuple(captured[: rules.captured_by_score])
+    flat, _, gradient, _ = dense_scores(given, turned, captured, rules, causal, shift, block, scale)
+    whole = tuple(flat.spec.shape)
+    gradient = ops["reshape"](gradient, whole)
+    positions, inputs = places(whole, flat.spec.device), captured[: rules.count]
     for read in rules.reads:
-        by_read = evaluated(read.gradient, (flat, gradient, *inputs))
-        one = pulled_back(read.value, inputs, by_read)[read.captured]
-        found[read.captured] = one if found[read.captured] is None else REGISTRY["add"](found[read.captured], one)
+        target = captured[read.captured]
+        by_read = to_shape(read.gradient.apply((flat, gradient, *positions), inputs), whole)
+        indices = tuple(to_shape(index.apply((flat, *positions), inputs), whole) for index in read.indices)
+        if by_read.spec.dtype is not target.spec.dtype:
+            by_read = ops["to_dtype"](by_read, target.spec.dtype)
+        if indices:
+            empty = ops["full"](tuple(target.spec.shape), 0, dtype=target.spec.dtype, device=target.spec.device)
+            one = ops["index_put"](empty, indices, by_read, True)
+        else:
+            one = ops["sum"](by_read, None, False)
+        found[read.captured] = one if found[read.captured] is None else ops["add"](found[read.captured], one)
     return tuple(found)
-
-
-def pulled_back(graph: Graph, inputs: Sequence, gradient) -> list:
-    """Gradients by a graph's inputs from one by its output, of a shape that the output broadcasts to, by the rules of its ops."""
-    env = dict(zip(graph.inputs, inputs))
-    for node in graph.nodes:
-        env[node.outputs[0]] = called(node, env)
-    out = graph.outputs[0]
-    known = {out: sum_to(gradient, env[out])}
-    for node in reversed(graph.nodes):
-        g = known.get(node.outputs[0])
-        if g is None:
-            continue
-        args = map_values(env.__getitem__, node.args)
-        tensors = [a for p, a in zip(node.op.params, node.args) if p.is_tensor]
-        for v, one in zip(tensors, node.op.rules.vjp(g, env[node.outputs[0]], *args)):
-            if isinstance(v, Value) and one is not None:
-                known[v] = one if v not in known else REGISTRY["add"](known[v], one)
-    return [known.get(v) for v in graph.inputs]

@@ -19,23 +19,11 @@ from flambeau.ir.kinds import NOT_DIFFERENTIABLE, Composite, common_device
 from flambeau.ir.op import REGISTRY, declare
 from flambeau.ir.positional import Program
 from flambeau.ir.tracing import trace
-from flambeau.operators.attention import split_heads
+from flambeau.operators.attention_rules import places, to_shape
 from flambeau.operators.matmul import NARROW, matrix_product
 from flambeau.operators.rules import case
 
 SKIPPED, PARTIAL, FULL = 0, 1, 2  # what a block mask says about a block
-
-
-def places(sizes, device) -> list:
-    """The indices of every dim of `sizes`, each along its own."""
-    n = len(sizes)
-    return [
-        REGISTRY["iota"](tuple(size if e == d else 1 for e in range(n)), device=device) for d, size in enumerate(sizes)
-    ]
-
-
-def to_shape(x, shape):
-    return x if tuple(x.spec.shape) == tuple(shape) else REGISTRY["expand"](x, tuple(shape))
 
 
 def grid(sizes) -> list:
@@ -263,6 +251,12 @@ class flex_dense(Composite):
             *(t(1, 4, 3, 4), t(1, 2, 5, 4), t(1, 2, 5, 4), (t(4, 5), t(5)), t(1, 1, 2, 3, dtype="int8", high=2)),
             *(_sample_score(), _sample_mask(), 0.5, (2, 2), 1),
         )
+
+
+def split_heads(x, shared: int):
+    """[*, H, L, S] as [*, shared, H / shared, L, S]."""
+    shape = tuple(x.spec.shape)
+    return REGISTRY["reshape"](x, (*shape[:-3], shared, shape[-3] // shared, *shape[-2:]))
 
 
 def nothing(scores, dtype, value, rows) -> tuple:

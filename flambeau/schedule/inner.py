@@ -1,11 +1,11 @@
-"""Graphs as programs inside a template's kernel: pointwise nodes and reads of memory over the template's domain.
+"""Programs of positions as instructions inside a template's kernel.
 
     inner = InnerProgram((B, H, L, S), first_slot=7)
-    allowed = inner.add(graph, {graph.inputs[1]: 0}, {})       # input 1 is the template's captured operand 0
-    program, words = inner.finish(first_position=30)
+    score = inner.add(program, ("score", "b", "h", "q", "kv"), [(0, spec)])      # captured operand 0, laid out as spec
+    instructions, operands, words = inner.finish(first_position=30)
 
-What the template has in registers is `given` by name. Indices that follow the domain (an arange, a difference of two) become strides.
-May not know: templates. Entry: `InnerProgram`.
+Inputs that are no positions ("b", "h", "q", "kv": the domain's coordinates) are given by the kernel under their names. Indices that follow the
+domain (a position, a difference of two) become strides. May not know: templates. Entry: `InnerProgram`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from collections.abc import Mapping, Sequence
 
 from flambeau.core.layout import contiguous_strides
 from flambeau.core.spec import Spec
-from flambeau.ir.graph import Graph, Node, Value
-from flambeau.ir.indexmap import IndexMap, compose, through_view
+from flambeau.ir.graph import Node, Value
+from flambeau.ir.indexmap import IndexMap, compose
 from flambeau.ir.kinds import Moved
-from flambeau.ir.op import VIEW
+from flambeau.ir.positional import Program
 from flambeau.kernel.types import i64
+from flambeau.runtime.errors import INDEX
 from flambeau.schedule.emission import GroupEmitter
 from flambeau.schedule.fusion import Scheduler
 from flambeau.schedule.groups import Group
@@ -26,9 +27,12 @@ from flambeau.schedule.program import Access, NestBuilder
 from flambeau.schedule.steps import ERROR, Buffer
 from flambeau.templates.loop_program import Ref
 
+POSITIONS = ("b", "h", "q", "kv")
+SCALAR = IndexMap((), ())
+
 
 class InnerProgram:
-    """Instructions for one kernel, of as many graphs as are added."""
+    """Instructions for one kernel, of as many programs as are added."""
 
     def __init__(self, domain: Sequence[int], first_slot: int):
         self.domain, self.first_slot = tuple(domain), first_slot
@@ -36,17 +40,26 @@ class InnerProgram:
         self.builder.operands = [None] * first_slot
         self.buffers: dict[int, Buffer] = {}
 
-    def add(self, graph: Graph, operands: Mapping[Value, tuple[int, Spec]], given: Mapping[Value, str]) -> Ref:
-        """The value of the graph's one output; inputs are operands (by number, with their layout) or given by name."""
-        scheduler = Scheduler(graph, None, 1)
+    def add(self, program: Program, names: Sequence[str], operands: Sequence[tuple[int, Spec]]) -> Ref:
+        """The program's result; its inputs are named, then captured operands by number, with their layouts."""
+        return self._emitter(program, names, operands).value(program.result, SCALAR)
+
+    def place(self, program: Program, names: Sequence[str], operands: Sequence[tuple[int, Spec]], size: int) -> Ref:
+        """An index that a program gives, in [0, size); where it is not, that has been reported by the read itself."""
+        emitter = self._emitter(program, names, operands)
+        ref = emitter.value(program.result, SCALAR)
+        linear = emitter.linear.get(ref)
+        if linear is not None and linear.stays_inside(self.domain, size):
+            return self.builder.iota(Access(linear.steps, linear.offset))
+        return self.builder.check(ref, size, 0, "index", ERROR, True, INDEX.number)
+
+    def _emitter(self, program: Program, names: Sequence[str], operands: Sequence[tuple[int, Spec]]) -> InnerEmitter:
+        scheduler = Scheduler(program.graph, None, 1)
         scheduler.roots = set()
-        for v, (number, spec) in operands.items():
+        inputs = program.graph.inputs
+        for v, (number, spec) in zip(inputs[len(names) :], operands, strict=True):
             scheduler.buffers[v] = self.buffers.setdefault(number, Buffer(spec, "input", number))
-        emitter = InnerEmitter(scheduler, self.domain, self.builder, given)
-        out = graph.outputs[0]
-        lead = len(self.domain) - out.spec.ndim
-        rows = tuple(() if n == 1 else ((d + lead, 1),) for d, n in enumerate(out.spec.shape))
-        return emitter.value(out, IndexMap(rows, (0,) * out.spec.ndim))
+        return InnerEmitter(scheduler, self.domain, self.builder, dict(zip(inputs, names)))
 
     def finish(self, first_position: int) -> tuple[tuple, tuple[int, ...], tuple[int, ...]]:
         """(instructions, operand numbers by slot, words of the parameter block from `first_position` on)."""
@@ -58,7 +71,7 @@ class InnerProgram:
 
 
 class InnerEmitter(GroupEmitter):
-    """Values of a graph in a builder that others use too."""
+    """Values of a program in a builder that others use too."""
 
     def __init__(self, scheduler: Scheduler, domain: tuple[int, ...], builder: NestBuilder, given: Mapping[Value, str]):
         super().__init__(scheduler, Group(domain, None))
@@ -67,12 +80,15 @@ class InnerEmitter(GroupEmitter):
         self.followed: list[tuple[Linear, int]] = []  # (index, stride) of the read at hand
 
     def _value(self, v: Value, m: IndexMap) -> Ref:
-        if v in self.given:
-            return self.b.given(self.given[v], v.spec.dtype.name)
-        if v.node is not None and v.node.op.kind == VIEW and self.s.through_views(v) in self.given:
-            inner = through_view(v.node, v.node.inputs[0].spec.shape)
-            return self.value(v.node.inputs[0], compose(inner, m))
-        return super()._value(v, m)
+        name = self.given.get(v)
+        if name is None:
+            return super()._value(v, m)
+        if name not in POSITIONS:
+            return self.b.given(name, v.spec.dtype.name)
+        steps = [int(d == POSITIONS.index(name)) for d in range(len(self.group.domain))]
+        ref = self.b.iota(Access(steps))
+        self.linear[ref] = Linear(steps, 0)
+        return ref
 
     def _apply(self, v: Value, m: IndexMap) -> Ref:
         found = super()._apply(v, m)

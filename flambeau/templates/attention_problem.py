@@ -37,6 +37,22 @@ class Programs:
     words: tuple[int, ...]
 
 
+@record
+class Place:
+    """An index along a dim of a captured tensor: `result` of the program, checked against the dim's size (block word `size`)."""
+
+    result: int
+    stride: int  # block word
+
+
+@record
+class ReadGradient:
+    """The gradient by what is read from a captured tensor, and where it is read."""
+
+    gradient: Scores
+    places: tuple[Place, ...]
+
+
 NO_PROGRAMS = Programs(None, None, (), ())
 
 

@@ -113,6 +113,17 @@ def to_lists(dense: Tensor) -> tuple[Tensor, Tensor]:
     return dense.sum(-1).to(int32), order.to(int32)
 
 
+def _with_dims(*lists: Tensor | None) -> tuple[Tensor, ...]:
+    """Counts and indices with dims for batches and heads, int32."""
+    found = []
+    for x, ndim in zip(lists, (3, 4, 3, 4)):
+        if x is not None:
+            while x.ndim < ndim:
+                x = x.unsqueeze(0)
+            found.append(x if x.dtype is int32 else x.to(int32))
+    return tuple(found)
+
+
 def transposed_lists(num_blocks: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
     """Lists of rows for every column."""
     return to_lists(to_dense_blocks(num_blocks, indices, indices.shape[-1]).mT)
@@ -277,6 +288,19 @@ class BlockMask:
         if found.ptr is not None:  # a value of a trace must not outlive it
             self._states = (made_from, found)
         return found
+
+    def lists(self) -> tuple[Tensor, ...]:
+        """Counts [*, *, rows] and indices [*, *, rows, columns] of the blocks seen in part, then of those seen wholly, if any are listed."""
+        return _with_dims(self.kv_num_blocks, self.kv_indices, self.full_kv_num_blocks, self.full_kv_indices)
+
+    def turned_lists(self) -> tuple[Tensor, ...]:
+        """The same of blocks of queries, for every block of keys."""
+        found = [self.q_num_blocks, self.q_indices, self.full_q_num_blocks, self.full_q_indices]
+        if found[0] is None:
+            found[:2] = transposed_lists(self.kv_num_blocks, self.kv_indices)
+        if found[2] is None and self.full_kv_num_blocks is not None:
+            found[2:] = transposed_lists(self.full_kv_num_blocks, self.full_kv_indices)
+        return _with_dims(*found)
 
     # ------------------------------------------------------------------ other masks from it
     def __getitem__(self, index: Any) -> BlockMask:

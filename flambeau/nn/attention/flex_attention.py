@@ -34,7 +34,9 @@ from flambeau.nn.attention.block_mask import (
     or_masks,
     sliced_mask_mod,
 )
+from flambeau.nn.attention.gradients import differentiated
 from flambeau.nn.attention.mods import Traced, traced
+from flambeau.operators.attention_rules import Rules
 from flambeau.operators.flex import working
 
 __all__ = [
@@ -154,17 +156,25 @@ def _attend(
     block_mask: BlockMask | None,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(result, lse, largest scores) of inputs that were checked, with every score written out."""
+    """(result, lse, largest scores) of inputs that were checked. Functions that are not numbers for single positions want every score."""
     scores = () if score_mod is None else score_mod.operands()
     masks = () if mask_mod is None else mask_mod.operands()
-    return REGISTRY["flex_dense"](
-        *(query, key, value, (*scores, *masks)),
-        None if block_mask is None else block_mask.states(),
-        None if score_mod is None else score_mod.program,
-        None if mask_mod is None else mask_mod.program,
-        scale,
-        (1, 1) if block_mask is None else tuple(block_mask.BLOCK_SIZE),
-        len(scores),
+    programs = [None if m is None else m.program for m in (score_mod, mask_mod)]
+    size = (1, 1) if block_mask is None else tuple(block_mask.BLOCK_SIZE)
+    if not all(p is None or p.scalar for p in programs):
+        states = None if block_mask is None else block_mask.states()
+        return REGISTRY["flex_dense"](
+            query, key, value, (*scores, *masks), states, *programs, scale, size, len(scores)
+        )
+    gradient, reads = (None, ()) if programs[0] is None else differentiated(programs[0])
+    rules = Rules(programs[0], programs[1], gradient, reads, len(scores))
+    lists = turned = ()
+    if block_mask is not None:
+        lists, turned = block_mask.lists(), block_mask.turned_lists()
+    if key.shape[0] != query.shape[0]:
+        key, value = (x.expand(query.shape[0], -1, -1, -1) for x in (key, value))
+    return REGISTRY["attention"](
+        query, key, value, lists, turned, (*scores, *masks), rules, False, 0, size if lists else None, scale
     )
 
 
