@@ -83,6 +83,7 @@ class attention(Template):
             threads,
             programs=programs,
             lists=tuple(broadcast_steps(x, i % 2 == 1) for i, x in enumerate(lists)),
+            others=len(turned),
             captured=len(captured),
         )
 

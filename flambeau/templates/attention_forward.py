@@ -465,9 +465,10 @@ def lower_forward(
     *,
     programs: Callable[[int, int], Programs] | None = None,
     lists: tuple[tuple[int, ...], ...] = (),
+    others: int = 0,
     captured: int = 0,
 ) -> Lowered:
-    """Operands: q, k, v, then counts and indices of the lists, then `captured` ones, then out, lse, greatest score.
+    """Operands: q, k, v, then counts and indices of the lists, `others` that are not read, `captured` ones, then out, lse, greatest score.
 
     `programs(slot, position)`: what is done to scores, with operands from that slot and parameters from that position of the block on.
     `lists` are the strides of counts (3) and indices (4), one after the other.
@@ -491,13 +492,13 @@ def lower_forward(
               cuts.block_rows, cuts.block_columns, cuts.padded_columns, cuts.blocks)  # fmt: skip
     strides = [s for each in lists for s in each]
     strides += [0] * (14 - len(strides))
-    first = 3 + len(lists)  # captured operand
+    first = 3 + len(lists) + others  # captured operand
     out, lse, most, packed_k, packed_v, scratch = range(first + captured, first + captured + 6)
     pack = lower_pack(p, tiles, cuts, ((keys, p.k), (values, p.v)), (1, 2, packed_k, packed_v))
     read = tuple(i if i < 0 else first + i for i in inner.operands)
     main = Launch(
         Recipe("attention_forward", (kind,), build_forward),
-        (0, packed_k, packed_v, out, lse, most, scratch, *range(3, first), *read),
+        (0, packed_k, packed_v, out, lse, most, scratch, *range(3, 3 + len(lists)), *read),
         (units, 1, *fields, *strides, *inner.words),
         flops=2 * p.work,
     )
