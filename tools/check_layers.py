@@ -50,6 +50,7 @@ ROOT_LAYER = 10.5
 # (importing, imported): reason. Must not contain a circle.
 SAME_LAYER: dict[tuple[str, str], str] = {
     ("runtime", "kernel"): "the runtime's own machine code (thread pool, launch) is written in the kernel DSL",
+    ("operators", "schedule"): "attention's rules become instructions of its kernel as a group's nodes do",
     ("engine", "passes"): "a plan is made of a graph that passes have decomposed",
     ("_tensor", "tape"): "a tensor carries its place on the tape",
     ("autograd", "_tensor"): "autograd's functions take and give tensors",

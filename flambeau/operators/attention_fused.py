@@ -7,15 +7,18 @@ May not know: how user functions become programs, block masks as objects. Entry:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from flambeau.base.lazy import np
 from flambeau.base.record import replace
-from flambeau.core.dtype import dtype, float32, float64
+from flambeau.core.dtype import dtype, float32, float64, int64
 from flambeau.core.spec import Spec
-from flambeau.ir.kinds import DERIVED, Template, common_device
-from flambeau.ir.op import REGISTRY, declare
-from flambeau.operators.attention_rules import Rules, places, to_shape
+from flambeau.ir.graph import Graph
+from flambeau.ir.kinds import DERIVED, Composite, Template, common_device
+from flambeau.ir.op import REGISTRY, Refused, declare
+from flambeau.ir.positional import Program
+from flambeau.operators.attention_rules import Read, Rules, places, to_shape
 from flambeau.operators.flex import FULL, PARTIAL, visible
 from flambeau.operators.matmul import matrix_product
 from flambeau.operators.rules import case
@@ -23,6 +26,7 @@ from flambeau.templates.attention_backward import lower_backward
 from flambeau.templates.attention_decode import lower_decode, suits
 from flambeau.templates.attention_forward import lower_forward
 from flambeau.templates.attention_problem import Problem
+from flambeau.templates.attention_reads import lower_reads
 
 
 def statistics_dtype(d: dtype) -> dtype:
@@ -38,7 +42,9 @@ def memory_order(q: Spec, shape: Sequence[int]) -> Spec:
     return Spec.of(shape, q.dtype, q.device)
 
 
-def problem_of(q: Spec, k: Spec, v: Spec, causal: bool, shift: int, block, scale: float) -> tuple[Problem, tuple[int, ...]]:
+def problem_of(
+    q: Spec, k: Spec, v: Spec, causal: bool, shift: int, block, scale: float
+) -> tuple[Problem, tuple[int, ...]]:
     """(the problem with its result in memory order, the domain of scores)."""
     batch, heads, rows, size = q.shape
     shared, columns, value_size = k.shape[1], k.shape[2], int(v.shape[3])
@@ -57,7 +63,8 @@ class attention(Template):
 
     Shapes: [B, H, L, E], [B, H / group, S, E], [B, H / group, S, Ev] -> [B, H, L, Ev], [B, H, L], [B, H, L]. `lists` are counts
     [*, *, blocks of rows] and indices [*, *, blocks of rows, n] of key blocks that `mask` applies to, then of those seen wholly;
-    `turned` the same of query blocks, for blocks of keys; `block` their (queries, keys). `causal`: row i sees keys up to i + shift. Determinism: bitwise, for any number of threads.
+    `turned` the same of query blocks, for blocks of keys; `block` their (queries, keys). `causal`: row i sees keys up to i + shift.
+    Determinism: bitwise, for any number of threads.
     """
 
     functions = ()
@@ -65,7 +72,19 @@ class attention(Template):
     outputs = 3
     no_gradient = (2,)
 
-    def signature(query: Tensor, key: Tensor, value: Tensor, lists: Tensors, turned: Tensors, captured: Tensors, rules, causal, shift, block, scale): ...
+    def signature(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        lists: Tensors,
+        turned: Tensors,
+        captured: Tensors,
+        rules,
+        causal,
+        shift,
+        block,
+        scale,
+    ): ...
 
     def meta(op, q, k, v, lists, turned, captured, rules, causal, shift, block, scale):
         device = common_device("attention", [q, k, v, *lists, *captured])
@@ -90,8 +109,12 @@ class attention(Template):
     def vjp(g, out, q, k, v, lists, turned, captured, rules, causal, shift, block, scale):
         given = (g[0], g[1], q, k, v, out[0], out[1])
         found = attention_backward(*given, turned, captured, rules, causal, shift, block, scale)
-        by_captured = captured_gradients(given, turned, captured, rules, causal, shift, block, scale)
-        return *found, None, None, by_captured
+        by_captured: list = [None] * len(captured)
+        for number, read in enumerate(rules.reads):
+            one = attention_read_gradient(*given, lists, captured, rules, number, causal, shift, block, scale)
+            before = by_captured[read.captured]
+            by_captured[read.captured] = one if before is None else REGISTRY["add"](before, one)
+        return *found, None, None, tuple(by_captured)
 
     def batch(size, dims, q, k, v, lists, turned, captured, rules, causal, shift, block, scale):
         args = (q, k, v, lists, turned, captured, rules, causal, shift, block, scale)
@@ -172,7 +195,9 @@ class attention_backward(Template):
             tuple(g.strides),
             *results,
             statistics=(tuple(lse.strides), tuple(g_lse.strides)),
-            programs=None if not rules else lambda slot, position: rules.programs(domain, captured, slot, position, True),
+            programs=None
+            if not rules
+            else lambda slot, position: rules.programs(domain, captured, slot, position, True),
             lists=tuple(broadcast_steps(x, i % 2 == 1) for i, x in enumerate(turned)),
             captured=len(captured),
         )
@@ -203,7 +228,9 @@ class attention_backward(Template):
         yield case(t(1, 4, 5, 6), t(1, 4, 5), q, k, v, out, lse, *rest, True, 1, None, 0.3)
 
 
-def dense_scores(given: tuple, turned, captured, rules: Rules, causal: bool, shift: int, block, scale: float) -> tuple:
+def dense_scores(
+    given: tuple, lists, turned: bool, captured, rules: Rules, causal: bool, shift: int, block, scale: float
+) -> tuple:
     """(scores before the rules [B, H, L, S], weights and the gradient by scores after the rules [B, H / group, group, L, S], operands
     with their heads in groups): what `attention_backward` computes tile by tile, in ops that have gradients themselves."""
     ops = REGISTRY
@@ -225,7 +252,7 @@ def dense_scores(given: tuple, turned, captured, rules: Rules, causal: bool, shi
     positions = places(whole, y.spec.device)
     if causal:
         y = ops["where"](ops["ge"](ops["add"](positions[2], shift), positions[3]), y, lowest)
-    states = listed_states(turned, -(-whole[2] // block[0])) if turned else None
+    states = listed_states(lists, -(-whole[2 + (not turned)] // block[not turned]), turned) if lists else None
     allowed = visible(positions, captured[rules.count :], states, rules.mask, block)
     if allowed is not None:
         y = ops["where"](allowed, y, lowest)
@@ -237,24 +264,27 @@ def dense_scores(given: tuple, turned, captured, rules: Rules, causal: bool, shi
     return flat, weights, gradient, (g, q, k)
 
 
-def listed_states(turned, rows: int):
-    """What counts in each block [*, *, blocks of queries, blocks of keys], from lists of query blocks for blocks of keys."""
+def listed_states(lists, listed_blocks: int, turned: bool):
+    """What counts in each block [*, *, blocks of queries, blocks of keys], from lists for blocks of queries, or `turned` of keys."""
     ops, found = REGISTRY, None
-    for state, counts, indices in zip((PARTIAL, FULL), turned[::2], turned[1::2]):
-        blocks = ops["iota"]((rows, 1), device=indices.spec.device)
+    for state, counts, indices in zip((PARTIAL, FULL), lists[::2], lists[1::2]):
+        blocks = ops["iota"]((listed_blocks, 1), device=indices.spec.device)
         slots = ops["iota"]((indices.spec.shape[-1],), device=indices.spec.device)
-        listed = ops["lt"](slots, ops["unsqueeze"](counts, -1))  # [*, *, blocks of keys, slots]
+        listed = ops["lt"](slots, ops["unsqueeze"](counts, -1))  # [*, *, blocks with a list, slots]
         here = ops["logical_and"](ops["eq"](ops["unsqueeze"](indices, -2), blocks), ops["unsqueeze"](listed, -2))
-        dense = ops["transpose"](ops["any"](here, -1, False), -1, -2)
+        dense = ops["transpose"](ops["any"](here, -1, False), -1, -2)  # [*, *, listed blocks, blocks with a list]
+        dense = dense if turned else ops["transpose"](dense, -1, -2)
         found = ops["where"](dense, state, 0 if found is None else found)
     return found
 
 
-def dense_backward(given: tuple, turned, captured, rules: Rules, causal: bool, shift: int, block, scale: float) -> tuple:
+def dense_backward(
+    given: tuple, turned, captured, rules: Rules, causal: bool, shift: int, block, scale: float
+) -> tuple:
     """The gradients by query, key and value with the matrix of scores."""
     ops = REGISTRY
     dtype, shapes = given[2].spec.dtype, [tuple(x.spec.shape) for x in given[2:5]]
-    flat, weights, gradient, (g, q, k) = dense_scores(given, turned, captured, rules, causal, shift, block, scale)
+    flat, weights, gradient, (g, q, k) = dense_scores(given, turned, True, captured, rules, causal, shift, block, scale)
     shape = tuple(gradient.spec.shape)
     gradient = ops["reshape"](rules.back(flat, ops["reshape"](gradient, tuple(flat.spec.shape)), captured), shape)
     gradient = ops["mul"](gradient, scale)
@@ -267,26 +297,128 @@ def dense_backward(given: tuple, turned, captured, rules: Rules, causal: bool, s
     return tuple(ops["reshape"](x, size) for x, size in zip(found, shapes))
 
 
-def captured_gradients(given: tuple, turned, captured: Sequence, rules: Rules, causal: bool, shift: int, block, scale: float) -> tuple:
-    """The gradients by captured tensors: of what each read of one gives, put where it was read."""
-    ops = REGISTRY
-    found: list = [None] * len(captured)
-    if not rules.reads:
-        return tuple(found)
-    flat, _, gradient, _ = dense_scores(given, turned, captured, rules, causal, shift, block, scale)
+def dense_read_gradient(given: tuple, lists, captured: Sequence, rules: Rules, number: int, causal: bool, shift: int, block, scale: float):  # fmt: skip
+    """The gradient by one read of a captured tensor with the matrix of scores."""
+    ops, read = REGISTRY, rules.reads[number]
+    flat, _, gradient, _ = dense_scores(given, lists, False, captured, rules, causal, shift, block, scale)
     whole = tuple(flat.spec.shape)
-    gradient = ops["reshape"](gradient, whole)
     positions, inputs = places(whole, flat.spec.device), captured[: rules.count]
-    for read in rules.reads:
-        target = captured[read.captured]
-        by_read = to_shape(read.gradient.apply((flat, gradient, *positions), inputs), whole)
-        indices = tuple(to_shape(index.apply((flat, *positions), inputs), whole) for index in read.indices)
-        if by_read.spec.dtype is not target.spec.dtype:
-            by_read = ops["to_dtype"](by_read, target.spec.dtype)
-        if indices:
-            empty = ops["full"](tuple(target.spec.shape), 0, dtype=target.spec.dtype, device=target.spec.device)
-            one = ops["index_put"](empty, indices, by_read, True)
-        else:
-            one = ops["sum"](by_read, None, False)
-        found[read.captured] = one if found[read.captured] is None else ops["add"](found[read.captured], one)
-    return tuple(found)
+    target = captured[read.captured]
+    by_read = to_shape(read.gradient.apply((flat, ops["reshape"](gradient, whole), *positions), inputs), whole)
+    if by_read.spec.dtype is not target.spec.dtype:
+        by_read = ops["to_dtype"](by_read, target.spec.dtype)
+    if not read.indices:
+        return ops["sum"](by_read, None, False)
+    indices = tuple(to_shape(index.apply((flat, *positions), inputs), whole) for index in read.indices)
+    empty = ops["full"](tuple(target.spec.shape), 0, dtype=target.spec.dtype, device=target.spec.device)
+    return ops["index_put"](empty, indices, by_read, True)
+
+
+@declare
+class attention_tables(Template):
+    """Gradients by one read of a captured tensor, for each batch and head: [B, H, *dims of the tensor that run along neither].
+
+    Determinism: bitwise, for any number of threads.
+    """
+
+    functions = ()
+    methods = ()
+    vjp = Refused("`attention_read_gradient`, which it is a part of, has one")
+    batch = Refused("`attention_read_gradient`, which it is a part of, has one")
+
+    def signature(
+        g: Tensor, g_lse: Tensor, query: Tensor, key: Tensor, value: Tensor, found: Tensor, lse: Tensor, lists: Tensors,
+        captured: Tensors, rules, number, causal, shift, block, scale,
+    ): ...  # fmt: skip
+
+    def meta(op, g, g_lse, q, k, v, out, lse, lists, captured, rules, number, causal, shift, block, scale):
+        sizes, _ = rules.table((*q.shape[:3], k.shape[2]), captured, number)
+        return Spec.of((*q.shape[:2], *sizes), statistics_dtype(q.dtype), q.device)
+
+    def lower(
+        op, target, threads, g, g_lse, q, k, v, out, lse, lists, captured, rules, number, causal, shift, block, scale
+    ):
+        problem, domain = problem_of(q, k, v, causal, shift, block, scale)
+        sizes, _ = rules.table(domain, captured, number)
+        return lower_reads(
+            replace(problem, out=tuple(out.strides)),
+            target,
+            threads,
+            tuple(g.strides),
+            statistics=(tuple(lse.strides), tuple(g_lse.strides)),
+            programs=lambda slot, position: rules.read_programs(domain, captured, slot, position, number),
+            table=math.prod(sizes),
+            lists=tuple(broadcast_steps(x, i % 2 == 1) for i, x in enumerate(lists)),
+            captured=len(captured),
+        )
+
+    def reference(g, g_lse, q, k, v, out, lse, lists, captured, rules, number, causal, shift, block, scale):
+        return _numpy_weights(g, g_lse, q, k, v, out, lse, scale)[1].sum((2, 3))
+
+    def samples(t):
+        sizes = (1, 4, 5, 8), (1, 2, 7, 8), (1, 2, 7, 6), (1, 4, 5, 6)
+        given = (t(1, 4, 5, 6), t(1, 4, 5), *(t(*size) for size in sizes), t(1, 4, 5, low=1.0))
+        yield case(*given, (), (t(),), _added_number(), 0, False, 0, None, 0.3)
+
+
+@declare
+class attention_read_gradient(Composite):
+    """The gradient by one read of a captured tensor, over all batches and heads. Differentiated again, it is computed with every score."""
+
+    functions = ()
+    methods = ()
+
+    def signature(
+        g: Tensor, g_lse: Tensor, query: Tensor, key: Tensor, value: Tensor, found: Tensor, lse: Tensor, lists: Tensors,
+        captured: Tensors, rules, number, causal, shift, block, scale,
+    ): ...  # fmt: skip
+
+    def meta(op, g, g_lse, q, k, v, out, lse, lists, captured, rules, number, causal, shift, block, scale):
+        target = captured[rules.reads[number].captured]
+        return Spec.of(tuple(target.shape), target.dtype, target.device)
+
+    def body(g, g_lse, q, k, v, out, lse, lists, captured, rules, number, causal, shift, block, scale):
+        ops, target = REGISTRY, captured[rules.reads[number].captured].spec
+        rest = (lists, captured, rules, number, causal, shift, block, scale)
+        found = attention_tables(g, g_lse, q, k, v, out, lse, *rest)
+        domain = (*q.spec.shape[:3], k.spec.shape[2])
+        _, own = rules.table(domain, [x.spec for x in captured], number)
+        spare = tuple(d for d in (0, 1) if d not in own)
+        if spare:
+            found = ops["sum"](found, spare, False)
+        kept = [d for d in (0, 1) if d in own]
+        free = iter(range(len(kept), found.spec.ndim))
+        found = ops["permute"](found, tuple(next(free) if d is None else kept.index(d) for d in own))
+        return found if found.spec.dtype is target.dtype else ops["to_dtype"](found, target.dtype)
+
+    def differentiated(g, g_lse, q, k, v, out, lse, lists, captured, rules, number, causal, shift, block, scale):
+        return dense_read_gradient(
+            (g, g_lse, q, k, v, out, lse), lists, captured, rules, number, causal, shift, block, scale
+        )
+
+    def batch(size, dims, *args):
+        return batched_attention(attention_read_gradient, size, dims, args, True)
+
+    def reference(g, g_lse, q, k, v, out, lse, lists, captured, rules, number, causal, shift, block, scale):
+        return _numpy_weights(g, g_lse, q, k, v, out, lse, scale)[1].sum()
+
+    samples = attention_tables.rules.samples
+
+
+def _added_number() -> Rules:
+    """score + captured number."""
+    graph, gradient = Graph(), Graph()
+    score, position, number = Spec.of((), float64), Spec.of((), int64), Spec.of((), float64)
+    given = [graph.input(s) for s in (score, *[position] * 4, number)]
+    graph.outputs = list(graph.add(REGISTRY["add"], (given[0], given[-1], 1)))
+    gradient.outputs = [[gradient.input(s) for s in (score, score, *[position] * 4, number)][1]]
+    by_score = Program(gradient, 6)
+    return Rules(Program(graph, 5), None, by_score, (Read(0, (), by_score),), 1)
+
+
+def _numpy_weights(g, g_lse, q, k, v, out, lse, scale: float) -> tuple:
+    """(exp(scores - lse), gradients by scores), every key seen, in NumPy."""
+    group = q.shape[1] // k.shape[1]
+    wide_k, wide_v = (np.repeat(x, group, 1) for x in (k, v))
+    p = np.exp(np.matmul(q, np.swapaxes(wide_k, -1, -2)) * scale - lse[..., None])
+    return p, p * (np.matmul(g, np.swapaxes(wide_v, -1, -2)) - ((g * out).sum(-1) - g_lse)[..., None])

@@ -44,14 +44,26 @@ class InnerProgram:
         """The program's result; its inputs are named, then captured operands by number, with their layouts."""
         return self._emitter(program, names, operands).value(program.result, SCALAR)
 
-    def place(self, program: Program, names: Sequence[str], operands: Sequence[tuple[int, Spec]], size: int) -> Ref:
-        """An index that a program gives, in [0, size); where it is not, that has been reported by the read itself."""
-        emitter = self._emitter(program, names, operands)
-        ref = emitter.value(program.result, SCALAR)
-        linear = emitter.linear.get(ref)
-        if linear is not None and linear.stays_inside(self.domain, size):
-            return self.builder.iota(Access(linear.steps, linear.offset))
-        return self.builder.check(ref, size, 0, "index", ERROR, True, INDEX.number)
+    def place(
+        self, indices: Sequence[tuple[Program, int, int]], names: Sequence[str], operands: Sequence[tuple[int, Spec]]
+    ) -> tuple[Ref, list[tuple[Ref, int]], str]:
+        """(the part of a place that follows the domain, (index, stride) of what moves it, how it goes along the last dim).
+
+        `indices`: programs, each with the size of its dim, which it stays inside of or that has been reported, and its stride. The last
+        answer is "row": not at all, "unit": by one, "spread": never twice to the same place, "any".
+        """
+        linear, moved = Linear((0,) * len(self.domain), 0), []
+        for program, size, stride in indices:
+            emitter = self._emitter(program, names, operands)
+            ref = emitter.value(program.result, SCALAR)
+            found = emitter.linear.get(ref)
+            if found is not None and found.stays_inside(self.domain, size):
+                linear = linear + found * stride
+            else:
+                moved.append((self.builder.check(ref, size, 0, "index", ERROR, True, INDEX.number), stride))
+        step = linear.steps[-1]
+        along = "any" if moved else "row" if not step else "unit" if step == 1 else "spread"
+        return self.builder.iota(Access(linear.steps, linear.offset)), moved, along
 
     def _emitter(self, program: Program, names: Sequence[str], operands: Sequence[tuple[int, Spec]]) -> InnerEmitter:
         scheduler = Scheduler(program.graph, None, 1)
@@ -164,7 +176,9 @@ class Linear:
     __radd__ = __add__
 
     def __mul__(self, other: int) -> Linear:
-        return Linear([s * other for s in self.steps], self.offset * other) if isinstance(other, int) else NotImplemented
+        return (
+            Linear([s * other for s in self.steps], self.offset * other) if isinstance(other, int) else NotImplemented
+        )
 
     __rmul__ = __mul__
 

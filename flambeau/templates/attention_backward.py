@@ -12,7 +12,6 @@ zeros. Determinism: bitwise, for any number of threads. May not know: tensors, t
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -32,7 +31,7 @@ from flambeau.templates.attention_pack import (
     panel_width,
     read_lanes,
 )
-from flambeau.templates.attention_problem import NO_PROGRAMS, Problem, Programs, Scores, Strides, cuts_of
+from flambeau.templates.attention_problem import NO_PROGRAMS, Cuts, Problem, Programs, Scores, Strides, cuts_of
 from flambeau.templates.attention_scores import ScoreProgram
 from flambeau.templates.attention_tiles import AmxShape, Shape, amx_product, load_line, product, row_tiles, store_line
 from flambeau.templates.gemm_amx import configure_tiles, tile_instruction
@@ -92,7 +91,12 @@ class Layout:
     def __init__(self, kind: Backward, extent: Extent, compute: Type, lanes: int):
         self.keys, self.key_rows, self.values, self.g = (
             Packed(form, size, "").padded(lanes, kind.tiles)
-            for form, size in (("panels", kind.size), ("rows", kind.size), ("panels", kind.value_size), ("rows", kind.value_size))
+            for form, size in (
+                ("panels", kind.size),
+                ("rows", kind.size),
+                ("panels", kind.value_size),
+                ("rows", kind.value_size),
+            )
         )
         self.q = self.key_rows
         self.total = 0
@@ -109,7 +113,7 @@ class Layout:
         return place
 
 
-class _Builder:
+class BackwardBuilder:
     """One kernel's functions."""
 
     def __init__(self, target: Target, kind: Backward):
@@ -125,7 +129,18 @@ class _Builder:
         self.products: dict[tuple, Function] = {}
 
     # ------------------------------------------------------------------ products
-    def _multiply(self, k: Function, shape: Shape, steps: Value | int, rows: Value, columns: int | Value, a: Value, b: Callable[[Value], Value], c: Value, a_row: int) -> None:  # fmt: skip
+    def _multiply(
+        self,
+        k: Function,
+        shape: Shape,
+        steps: Value | int,
+        rows: Value,
+        columns: int | Value,
+        a: Value,
+        b: Callable[[Value], Value],
+        c: Value,
+        a_row: int,
+    ) -> None:
         """c[rows, columns] (+)= a @ b in register tiles; b(j) is where the panel at column j starts."""
         size, constant = self.compute.size, steps if isinstance(steps, int) else 0
         with k.range(0, columns, 2 * self.lanes) as j:
@@ -156,7 +171,19 @@ class _Builder:
             self.products[key] = amx_product(self.module, f"product_{len(self.products)}", shape, steps)
         return self.products[key]
 
-    def _multiply_amx(self, k: Function, shape: AmxShape, steps: Value | int, rows: Value | int, columns: Value | int, a: Value, a_block: int, b: Value, b_block: int, c: Value) -> None:  # fmt: skip
+    def _multiply_amx(
+        self,
+        k: Function,
+        shape: AmxShape,
+        steps: Value | int,
+        rows: Value | int,
+        columns: Value | int,
+        a: Value,
+        a_block: int,
+        b: Value,
+        b_block: int,
+        c: Value,
+    ) -> None:
         """The same in AMX tiles: blocks of 32 rows of a are `a_block` bytes apart, of 32 columns of b `b_block`."""
         constant = steps if isinstance(steps, int) else 0
         with k.range(0, columns, 32) as j, k.range(0, rows, 32) as i:
@@ -167,6 +194,28 @@ class _Builder:
                 k.offset(b, (j >> 5) * b_block),
                 k.offset(c, i * shape.c_row + j * 4),
             )
+
+    def scores(
+        self, k: Function, scratch: Value, keys: Value, values: Value, q: Value, g: Value, rows: Value, width: Value
+    ) -> None:
+        """S = Q K^T and dP = dO V^T for `width` packed keys."""
+        kind, place, chunk, size = self.kind, self.place, self.extent.chunk, self.compute.size
+        s, dp = k.offset(scratch, place.s), k.offset(scratch, place.dp)
+        for left, line, right, padded, elements, to in (
+            (q, place.q, keys, place.keys, kind.size, s),
+            (g, place.g, values, place.values, kind.value_size, dp),
+        ):
+            if kind.tiles:
+                shape = AmxShape(line * 2, 64, 64, TILE_BYTES, 2 * TILE_BYTES, chunk * 4)
+                steps, panel = padded // AMX_STEP, padded * PANEL_BYTES
+                self._multiply_amx(k, shape, steps, rows, width, left, 32 * line * 2, right, panel, to)
+            else:
+                across = Shape(0, 2, line, 1, self.width, chunk)
+
+                def panels(j: Value, right: Value = right, padded: int = padded) -> Value:
+                    return k.offset(right, j * (padded * size))
+
+                self._multiply(k, across, elements, rows, width, left, panels, to, line)
 
     # ------------------------------------------------------------------ a tile of queries against a chunk of keys
     def tile_function(self, name: str, *, masks: bool, cut: bool) -> Function:
@@ -187,34 +236,25 @@ class _Builder:
         s, dp, dk, dv = (k.offset(scratch, at) for at in (place.s, place.dp, place.dk, place.dv))
         statistics = lse, delta
         position = width, count, first, rows, row0, batch, head
+        self.scores(k, scratch, keys, values, q, g, rows, width)
+        self._rows(k, slots, scratch, statistics, position, masks=masks, cut=cut)
         if kind.tiles:
             tile = self.extent.tile
             deep = (rows + 31) >> 5  # steps of 32 queries
-            for left, line, right, padded, to in ((q, place.q, keys, place.keys, s), (g, place.g, values, place.values, dp)):
-                shape = AmxShape(line * 2, 64, 64, TILE_BYTES, 2 * TILE_BYTES, chunk * 4)
-                self._multiply_amx(
-                    k, shape, padded // AMX_STEP, rows, width, left, 32 * line * 2, right, padded * PANEL_BYTES, to
-                )
-            self._rows(k, slots, scratch, statistics, position, masks=masks, cut=cut)
             pairs = AmxShape(tile * 2, 64, chunk * 4, 64, 16 * chunk * 4, chunk * 4, adds=True)
-            for left, line, right, to in ((g_turned, place.g, place.p_pairs, dv), (q_turned, place.q, place.ds_pairs, dk)):
+            for left, line, right, to in (
+                (g_turned, place.g, place.p_pairs, dv),
+                (q_turned, place.q, place.ds_pairs, dk),
+            ):
                 self._multiply_amx(k, pairs, deep, line, width, left, 32 * tile * 2, k.offset(scratch, right), 128, to)
             last = AmxShape(chunk * 2, 64, 64, TILE_BYTES, place.key_rows * PANEL_BYTES, place.q * 4, adds=True)
             ds = k.offset(scratch, place.ds)
             self._multiply_amx(k, last, width >> 5, rows, place.q, ds, 32 * chunk * 2, key_rows, 2 * TILE_BYTES, dq)
         else:
 
-            def panels(base: Value, padded: int) -> Callable[[Value], Value]:
-                return lambda j: k.offset(base, j * (padded * size))
-
             def lines(base: Value) -> Callable[[Value], Value]:
                 return lambda j: k.offset(base, j * size)
 
-            across = Shape(0, 2, place.q, 1, self.width, chunk)
-            self._multiply(k, across, kind.size, rows, width, q, panels(keys, place.keys), s, place.q)
-            across = Shape(0, 2, place.g, 1, self.width, chunk)
-            self._multiply(k, across, kind.value_size, rows, width, g, panels(values, place.values), dp, place.g)
-            self._rows(k, slots, scratch, statistics, position, masks=masks, cut=cut)
             down = Shape(0, 2, 1, chunk, place.g, place.g, "c")
             self._multiply(k, down, rows, width, place.g, s, lines(g), dv, 1)
             down = Shape(0, 2, 1, chunk, place.q, place.q, "c")
@@ -224,7 +264,17 @@ class _Builder:
         k.ret()
         return k
 
-    def _rows(self, k: Function, slots: Value, scratch: Value, statistics: tuple[Value, Value], position: tuple[Value, ...], *, masks: bool, cut: bool) -> None:  # fmt: skip
+    def _rows(
+        self,
+        k: Function,
+        slots: Value,
+        scratch: Value,
+        statistics: tuple[Value, Value],
+        position: tuple[Value, ...],
+        *,
+        masks: bool,
+        cut: bool,
+    ) -> None:
         """S -> P and dP -> dS, in place, or to bfloat16 for AMX, two rows at a time."""
         kind, place, lanes, compute, chunk = self.kind, self.place, self.lanes, self.compute, self.extent.chunk
         width, count, first, rows, row0, batch, head = position
@@ -255,7 +305,9 @@ class _Builder:
                 end = k.minimum(count, row0 + i + shift - first + 1) if causal else count
                 below, less = (k.splat(k.load(at, compute, i), lanes) for at in (lse, delta))
                 line = i * (chunk * compute.size)
-                states.append((i, end, below, less, k.offset(scratch, line + place.s), k.offset(scratch, line + place.dp)))
+                states.append(
+                    (i, end, below, less, k.offset(scratch, line + place.s), k.offset(scratch, line + place.dp))
+                )
             with k.range(0, width, 2 * lanes) as j:
                 made = []
                 for r, (_, end, below, less, s_line, dp_line) in enumerate(states):
@@ -398,7 +450,10 @@ class _Builder:
                                 with k.range(0, listed) as n:
                                     row_block = k.load(index, i32, n * p[f"{name}_index_step"]).to(i64)
                                     t0 = row_block * p["tiles_per_block"]
-                                    with k.when((row_block >= 0) & (t0 < p["tiles"])), k.range(t0, t0 + p["tiles_per_block"]) as t:
+                                    with (
+                                        k.when((row_block >= 0) & (t0 < p["tiles"])),
+                                        k.range(t0, t0 + p["tiles_per_block"]) as t,
+                                    ):
                                         one(head, in_group, t, functions)
                         else:
                             with k.range(0, p["tiles"]) as t:
@@ -409,7 +464,18 @@ class _Builder:
         k.ret()
         return self.module
 
-    def _finish_chunk(self, k: Function, scratch: Value, slot: dict, p: dict, batch: Value, head: Value, first: Value, count: Value, scale: Value) -> None:  # fmt: skip
+    def _finish_chunk(
+        self,
+        k: Function,
+        scratch: Value,
+        slot: dict,
+        p: dict,
+        batch: Value,
+        head: Value,
+        first: Value,
+        count: Value,
+        scale: Value,
+    ) -> None:
         """dK and dV of a chunk to memory."""
         place, size, lanes, chunk = self.place, self.compute.size, self.lanes, self.extent.chunk
         one = k.const(self.compute, 1.0)
@@ -426,7 +492,9 @@ class _Builder:
                         k.store(k.offset(turned, (j + r) * (line * 4) + e * 4), row)
                 sums = turned
             out = k.offset(
-                slot[name], batch * p[f"{name}_batch"] + head * p[f"{name}_head"] + first * p[f"{name}_row"], self.memory
+                slot[name],
+                batch * p[f"{name}_batch"] + head * p[f"{name}_head"] + first * p[f"{name}_row"],
+                self.memory,
             )
             with k.range(0, count) as j:
                 to = k.offset(out, j * p[f"{name}_row"], self.memory)
@@ -436,19 +504,18 @@ class _Builder:
 
 def module_for(target: Target) -> Module:
     wide = target.has("avx512f", "avx512vl")
-    return Module(
-        target.vector_bytes * 8, native_bf16=target.has("avx512bf16"), native_scalef=wide, native_tables=wide
-    )
+    return Module(target.vector_bytes * 8, native_bf16=target.has("avx512bf16"), native_scalef=wide, native_tables=wide)
 
 
 def build_backward(target: Target, kind: Backward) -> Module:
     """Slots: `SLOTS`, as far as there are lists, then what the programs read, then the block."""
-    return _Builder(target, kind).build()
+    return BackwardBuilder(target, kind).build()
 
 
 # ---------------------------------------------------------------------- queries and what comes back for them
-def build_prepare(target: Target, dtype: str, tiles: bool, size: int, value_size: int) -> Module:
-    """Queries and gradients of the result as tiles; -lse in powers of two; D, the row sums of gradient times result, less lse's gradient.
+def build_prepare(target: Target, dtype: str, tiles: bool, size: int, value_size: int, sums: bool) -> Module:
+    """Queries and gradients of the result as tiles; -lse in powers of two; D, the row sums of gradient times result (0 without `sums`), less
+    lse's gradient.
 
     Slots: q, g, out, lse, gradient of lse, then packed q, packed g, both turned, packed -lse, D, block. A unit is a tile of one head.
     """
@@ -475,7 +542,9 @@ def build_prepare(target: Target, dtype: str, tiles: bool, size: int, value_size
         rows = k.maximum(stop - row0, 0)
         line0 = unit * extent.tile
         source = {
-            name: k.offset(slot[name], batch * p[f"{name}_batch"] + head * p[f"{name}_head"] + row0 * p[f"{name}_row"], memory)
+            name: k.offset(
+                slot[name], batch * p[f"{name}_batch"] + head * p[f"{name}_head"] + row0 * p[f"{name}_row"], memory
+            )
             for name in ("q", "g", "out")
         }
         for name, n, line in (("q", size, q_line), ("g", value_size, g_line)):
@@ -494,13 +563,15 @@ def build_prepare(target: Target, dtype: str, tiles: bool, size: int, value_size
                         k.store(k.offset(to, (i * line + step) * 2), k.const(u16.vec(32), 0))
                 k.call(turn[line], to, k.offset(slot[f"{name}_turned"], line0 * line, memory))
         kept = {
-            name: k.offset(slot[name], batch * p[f"{name}_batch"] + head * p[f"{name}_head"] + row0 * p[f"{name}_row"], compute)
+            name: k.offset(
+                slot[name], batch * p[f"{name}_batch"] + head * p[f"{name}_head"] + row0 * p[f"{name}_row"], compute
+            )
             for name in ("lse", "lse_gradient")
         }
         with k.range(0, rows) as i:
             total = k.var(vector, 0.0)
             g_at, out_at = (k.offset(source[name], i * p[f"{name}_row"], memory) for name in ("g", "out"))
-            with k.range(0, value_size, lanes) as j:
+            with k.range(0, value_size if sums else 0, lanes) as j:
                 mask = k.tail_mask(k.const(i64, value_size) - j, lanes)
                 indices = k.iota(i64.vec(lanes)) + k.splat(j, lanes)
 
@@ -516,7 +587,9 @@ def build_prepare(target: Target, dtype: str, tiles: bool, size: int, value_size
                     total.set(k.fma(a, b, total.get()))
 
                 k.when_else(p["g_element"].eq(1) & p["out_element"].eq(1), both, apart)
-            found = k.reduce(total.get(), lambda a, b: a + b) - k.load(kept["lse_gradient"], compute, i * p["lse_gradient_row"])
+            found = k.reduce(total.get(), lambda a, b: a + b) - k.load(
+                kept["lse_gradient"], compute, i * p["lse_gradient_row"]
+            )
             lse = k.load(kept["lse"], compute, i * p["lse_row"])
             nothing = lse.eq(float("-inf"))
             k.store(slot["delta"], k.select(nothing, k.const(compute, 0.0), found), line0 + i)
@@ -582,6 +655,48 @@ def build_finish(target: Target, dtype: str, tiles: bool, size: int) -> Module:
 
 
 # ---------------------------------------------------------------------- lowering
+def lower_prepare(
+    p: Problem,
+    tiles: bool,
+    cuts: Cuts,
+    g: Strides,
+    statistics: tuple[tuple[int, ...], tuple[int, ...]],
+    to: tuple[int, ...],
+    sums: bool = True,
+) -> Launch:
+    """Packed queries, gradients and statistics to six scratch buffers, from operands in the order of `lower_backward`."""
+    return launch(
+        "attention_prepare",
+        (p.dtype, tiles, p.size, p.value_size, sums),
+        build_prepare,
+        (2, 0, 5, 6, 1, *to),
+        p.batch * p.query_heads * cuts.tiles,
+        1,
+        (
+            p.query_heads,
+            p.rows,
+            cuts.tiles,
+            cuts.tiles_per_block,
+            cuts.block_rows,
+            *p.q,
+            *g,
+            *p.out,
+            *statistics[0],
+            *statistics[1],
+        ),
+    )
+
+
+def prepared_bytes(
+    p: Problem, cuts: Cuts, extent: Extent, place: Layout, compute: Type, tiles: bool
+) -> tuple[int, ...]:
+    """Sizes of those buffers."""
+    lines = p.batch * p.query_heads * cuts.tiles * extent.tile
+    element, turned = (2, 2) if tiles else (compute.size, 0)
+    each = (place.q * element, place.g * element, place.q * turned, place.g * turned, compute.size, compute.size)
+    return tuple(lines * n + 64 for n in each)
+
+
 def lower_backward(
     p: Problem,
     target: Target,
@@ -624,22 +739,13 @@ def lower_backward(
         next(numbers) for _ in range(14)
     )
     lines = p.batch * p.query_heads * cuts.tiles * extent.tile
-    element = 2 if tiles else compute.size
-    turned = element if tiles else 0
     strides = [s for each in lists for s in each]
     strides += [0] * (14 - len(strides))
     pack = lower_pack(
         p, tiles, cuts, ((forms[0], p.k), (forms[1], p.k), (forms[2], p.v)), (3, 3, 4, keys, key_rows, values)
     )
-    queries = launch(
-        "attention_prepare",
-        (p.dtype, tiles, p.size, p.value_size),
-        build_prepare,
-        (2, 0, 5, 6, 1, to_q, to_g, q_turned, g_turned, to_lse, delta),
-        p.batch * p.query_heads * cuts.tiles,
-        1,
-        (p.query_heads, p.rows, cuts.tiles, cuts.tiles_per_block, cuts.block_rows, *p.q, *g, *p.out, *statistics[0], *statistics[1]),
-    )
+    prepared = (to_q, to_g, q_turned, g_turned, to_lse, delta)
+    queries = lower_prepare(p, tiles, cuts, g, statistics, prepared)
     fields = (p.heads, p.group, p.rows, p.columns, ranges, chunks, per_block, *dk, *dv, float_bits(p.scale), p.shift, cuts.tiles,
               cuts.tiles_per_block, cuts.block_rows, cuts.block_columns, cuts.padded_columns, cuts.blocks)  # fmt: skip
     main = Launch(
@@ -656,16 +762,22 @@ def lower_backward(
         (sums, out_dq),
         p.batch * p.query_heads * cuts.tiles,
         1,
-        (p.heads, p.group, p.rows, ranges, cuts.tiles, cuts.tiles_per_block, cuts.block_rows, p.query_heads, float_bits(p.scale), *dq),
+        (
+            p.heads,
+            p.group,
+            p.rows,
+            ranges,
+            cuts.tiles,
+            cuts.tiles_per_block,
+            cuts.block_rows,
+            p.query_heads,
+            float_bits(p.scale),
+            *dq,
+        ),
     )
     room = (
         *(packed_bytes(p, cuts, form, lanes, tiles) for form in forms),
-        lines * place.q * element + 64,
-        lines * place.g * element + 64,
-        lines * place.q * turned + 64,
-        lines * place.g * turned + 64,
-        lines * compute.size + 64,
-        lines * compute.size + 64,
+        *prepared_bytes(p, cuts, extent, place, compute, tiles),
         lines * ranges * place.q * compute.size + 64,
         place.total * threads,
     )

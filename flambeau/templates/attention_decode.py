@@ -38,7 +38,19 @@ UNITS = 64  # that keys are divided for, at batch 1
 LEAST_PART = 512  # keys of a part
 
 SLOTS = ("q", "k", "v", "out", "lse", "most", "scratch")
-PART_FIELDS = (*FIELDS, "parts", "part", "k_batch", "k_head", "k_row", "k_element", "v_batch", "v_head", "v_row", "v_element")
+PART_FIELDS = (
+    *FIELDS,
+    "parts",
+    "part",
+    "k_batch",
+    "k_head",
+    "k_row",
+    "k_element",
+    "v_batch",
+    "v_head",
+    "v_row",
+    "v_element",
+)
 JOIN_FIELDS = ("units", "grain", "heads", "group", "rows", "parts", "out_batch", "out_head", "out_row", "out_element")
 
 
@@ -112,7 +124,19 @@ class _Part(ForwardBuilder):
                 cut = width.ne(count)
                 if kind.causal:
                     cut = cut | (first + count - 1 > p["shift"])
-                given = (slots, scratch, packed_to["k"], packed_to["v"], width, count, first, rows, 0, batch, first_head)
+                given = (
+                    slots,
+                    scratch,
+                    packed_to["k"],
+                    packed_to["v"],
+                    width,
+                    count,
+                    first,
+                    rows,
+                    0,
+                    batch,
+                    first_head,
+                )
                 k.when_else(cut, lambda: k.call(functions[1], *given), lambda: k.call(functions[0], *given))
             if self.whole:
                 at = shared * rows
@@ -185,9 +209,7 @@ def build_join(target: Target, dtype: str, value_size: int, o_row: int) -> Modul
                 k.store(line, k.fma(kept, factor, k.load(line, vector, j)), j)
         inverse = statistics(k, best.get(), total.get(), lse, most, unit)
         batch, head = shared // p["heads"], shared % p["heads"] * p["group"] + i // p["rows"]
-        to = k.offset(
-            out, batch * p["out_batch"] + head * p["out_head"] + i % p["rows"] * p["out_row"], memory
-        )
+        to = k.offset(out, batch * p["out_batch"] + head * p["out_head"] + i % p["rows"] * p["out_row"], memory)
         store_line(k, line, compute, inverse, value_size, to, memory, p["out_element"], lanes)
     k.ret()
     return module

@@ -38,7 +38,7 @@ from flambeau.templates.attention_problem import NO_PROGRAMS, Problem, Programs,
 from flambeau.templates.attention_scores import ScoreProgram
 from flambeau.templates.attention_tiles import AmxShape, Shape, amx_product, load_line, product, row_tiles, store_line
 from flambeau.templates.gemm_amx import configure_tiles, tile_instruction
-from flambeau.templates.gemm_problem import launch, round_up
+from flambeau.templates.gemm_problem import round_up
 from flambeau.templates.gemm_tiles import ABI, ELEMENTS
 from flambeau.templates.launch import Launch, Lowered, Recipe
 
@@ -320,7 +320,9 @@ class ForwardBuilder:
         return vmath.exp2(k, x)
 
     # ------------------------------------------------------------------ tiles of queries
-    def start(self, k: Function, scratch: Value, line_of: Callable[[Value], Value], q_element: Value, rows: Value) -> None:
+    def start(
+        self, k: Function, scratch: Value, line_of: Callable[[Value], Value], q_element: Value, rows: Value
+    ) -> None:
         """Queries to scratch, each from line_of(row), O and the sums to nothing."""
         place, lanes, compute = self.place, self.lanes, self.compute
         with k.range(0, rows) as i:
@@ -358,7 +360,10 @@ class ForwardBuilder:
         ends = self.chunk_function("chunk_cut", masks=masked and not kind.lists, cut=True)
         some = whole, ends
         if kind.lists and masked:
-            some = self.chunk_function("chunk_masked", masks=True, cut=False), self.chunk_function("chunk_masked_cut", masks=True, cut=True)
+            some = (
+                self.chunk_function("chunk_masked", masks=True, cut=False),
+                self.chunk_function("chunk_masked_cut", masks=True, cut=True),
+            )
         k = self.module.function("kernel", ABI)
         slots, begin, end, tid = k.args
         slot = {name: k.load(slots, ptr, i) for i, name in enumerate(SLOTS[: 7 + 2 * kind.lists])}
@@ -419,7 +424,12 @@ class ForwardBuilder:
                             place_of = k.load(index, i32, n * p[f"{name}_index_step"]).to(i64)
                             first = place_of * p["block_columns"]
                             with k.when((place_of >= 0) & (first < p["columns"])):
-                                span(first, place_of * p["padded"], k.minimum(p["columns"] - first, p["block_columns"]), functions)
+                                span(
+                                    first,
+                                    place_of * p["padded"],
+                                    k.minimum(p["columns"] - first, p["block_columns"]),
+                                    functions,
+                                )
                 else:
                     seen = p["columns"]
                     if kind.causal:
@@ -428,7 +438,9 @@ class ForwardBuilder:
                 at = (batch * p["heads"] * p["group"] + head) * p["rows"] + row0
                 out = k.offset(slot["out"], batch * p["out_batch"] + head * p["out_head"] + row0 * p["out_row"], memory)
                 lse, most = (k.offset(slot[name], at, self.compute) for name in ("lse", "most"))
-                self.end(k, scratch, lambda i: k.offset(out, i * p["out_row"], memory), p["out_element"], lse, most, rows)
+                self.end(
+                    k, scratch, lambda i: k.offset(out, i * p["out_row"], memory), p["out_element"], lse, most, rows
+                )
         if kind.tiles:
             tile_instruction(k, "tilerelease")
         k.ret()
@@ -484,7 +496,16 @@ def lower_forward(
     inner = programs(slot, len(FIELDS)) if programs is not None else NO_PROGRAMS
     block_slot = slot + len(inner.operands)
     kind = Forward(
-        p.dtype, tiles, p.size, p.value_size, p.causal, len(lists) // 2, inner.score, inner.mask, p.scale > 0, block_slot
+        p.dtype,
+        tiles,
+        p.size,
+        p.value_size,
+        p.causal,
+        len(lists) // 2,
+        inner.score,
+        inner.mask,
+        p.scale > 0,
+        block_slot,
     )
     place = Layout(kind, extent, compute, lanes, sizes)
     units = p.batch * p.query_heads * cuts.tiles

@@ -93,9 +93,7 @@ def build_pack(target: Target, dtype: str, tiles: bool, forms: tuple[Packed, ...
         room = k.minimum(p["padded"] - inside, PACKED_COLUMNS)
         to = (shared * p["blocks"] + place) * p["padded"] + inside
         for i, (form, function) in enumerate(zip(forms, functions, strict=True)):
-            steps = {
-                name: k.load(block, i64, len(FIELDS) + 4 * i + j) for j, name in enumerate(SOURCE_FIELDS)
-            }
+            steps = {name: k.load(block, i64, len(FIELDS) + 4 * i + j) for j, name in enumerate(SOURCE_FIELDS)}
             source = k.offset(pointers[i], batch * steps["batch"] + head * steps["head"] + first * steps["row"], memory)
             padded = form.padded(lanes, tiles)
             out = k.offset(pointers[len(forms) + i], to * padded, compute)
@@ -104,7 +102,19 @@ def build_pack(target: Target, dtype: str, tiles: bool, forms: tuple[Packed, ...
     return module
 
 
-def call_form(k: Function, function: Function, form: Packed, source: Value, row: Value, element: Value, count: Value, room: Value, out: Value, lanes: int, tiles: bool) -> None:  # fmt: skip
+def call_form(
+    k: Function,
+    function: Function,
+    form: Packed,
+    source: Value,
+    row: Value,
+    element: Value,
+    count: Value,
+    room: Value,
+    out: Value,
+    lanes: int,
+    tiles: bool,
+) -> None:
     """Pack `count` keys, `row` elements apart, where there is room for `room`."""
     if form.form == "panels" and not tiles:
         panel = panel_width(lanes, tiles) * form.padded(lanes, tiles)

@@ -38,19 +38,17 @@ class Programs:
 
 
 @record
-class Place:
-    """An index along a dim of a captured tensor: `result` of the program, checked against the dim's size (block word `size`)."""
-
-    result: int
-    stride: int  # block word
-
-
-@record
 class ReadGradient:
-    """The gradient by what is read from a captured tensor, and where it is read."""
+    """The gradient by what is read from a captured tensor, and where in a table it is added.
+
+    The place is what instruction `place` gives plus, for each (instruction, block word) of `moved`, an index times a stride. Along keys it
+    stands still ("row"), goes on by one ("unit"), never returns ("spread"), or does anything ("any").
+    """
 
     gradient: Scores
-    places: tuple[Place, ...]
+    place: int
+    moved: tuple[tuple[int, int], ...]
+    along_keys: str
 
 
 NO_PROGRAMS = Programs(None, None, (), ())

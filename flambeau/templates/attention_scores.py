@@ -22,14 +22,16 @@ DIMS = 4  # batch, head, query, key
 class ScoreProgram(NestEmitter):
     """A program emitted in the middle of another kernel's function."""
 
-    def __init__(self, k: Function, scores: Scores, lanes: int, slots: Value, block: Value):
-        sink = Keep(-1, Ref(scores.result))  # only marks what is asked for
-        self.nest = LoopNest(DIMS - 1, 1, "inner", False, lanes, 0, 1, (*scores.program, sink))
+    def __init__(self, k: Function, scores: Scores, lanes: int, slots: Value, block: Value, more: tuple[int, ...] = ()):
+        """`more`: other instructions that will be asked for."""
+        sinks = tuple(Keep(-1, Ref(i)) for i in (scores.result, *more))  # they only mark what is asked for
+        self.nest = LoopNest(DIMS - 1, 1, "inner", False, lanes, 0, 1, (*scores.program, *sinks))
         self.k, self.module, self.program = k, k.module, self.nest.program
         self.block = block
         self.level, self.stage, self.uniform = [], [], []
         self._classify()
         self.given = [i for i, n in enumerate(self.program) if isinstance(n, Given)]
+        self.sinks = range(len(scores.program), len(self.program))
         self.result = scores.result
         self.pointers = {s: k.load(slots, ptr, s) for s in self._pointer_slots() if s >= 0}
         self.scalars = self._scalar_values(slots)
@@ -41,10 +43,18 @@ class ScoreProgram(NestEmitter):
         self.coordinates = [batch, head, query, None]
         self.bases = self._bases(self.coordinates, range(DIMS - 1))
         self.row_values = {}
-        self._hoist([len(self.program) - 1])
+        self._hoist(list(self.sinks))
+
+    def start_vector(self, given: dict[str, Value]) -> None:
+        """The `given` values, by name, of the keys that are asked for next."""
+        self.values = {i: given[self.program[i].name] for i in self.given if self.program[i].name in given}
+
+    def at(self, i: int, key: Value, mask: Value | None) -> Value:
+        """What instruction i gives for `lanes` keys from `key` on, those that `mask` keeps."""
+        found = self._full(i, self.values, self.bases, key, mask, self.nest.lanes)
+        return self._splat(found, self.nest.lanes)
 
     def value(self, given: dict[str, Value], key: Value, mask: Value | None) -> Value:
-        """The result for `lanes` keys from `key` on, those that `mask` keeps; `given` by name."""
-        values = {i: given[self.program[i].name] for i in self.given if self.program[i].name in given}
-        found = self._full(self.result, values, self.bases, key, mask, self.nest.lanes)
-        return self._splat(found, self.nest.lanes)
+        """The result for those keys."""
+        self.start_vector(given)
+        return self.at(self.result, key, mask)

@@ -29,7 +29,9 @@ class Shape(NamedTuple):
     a_step: int
     b_step: int
     c_row: int
-    starts: str = "zero"  # from what the sums start: "zero", "c" (what is there), "scaled" (that, times a factor for each row)
+    starts: str = (
+        "zero"  # from what the sums start: "zero", "c" (what is there), "scaled" (that, times a factor for each row)
+    )
 
 
 def product(module: Module, name: str, element: Type, lanes: int, shape: Shape, steps: int = 0) -> Function:

@@ -163,9 +163,7 @@ def _attend(
     size = (1, 1) if block_mask is None else tuple(block_mask.BLOCK_SIZE)
     if not all(p is None or p.scalar for p in programs):
         states = None if block_mask is None else block_mask.states()
-        return REGISTRY["flex_dense"](
-            query, key, value, (*scores, *masks), states, *programs, scale, size, len(scores)
-        )
+        return REGISTRY["flex_dense"](query, key, value, (*scores, *masks), states, *programs, scale, size, len(scores))
     gradient, reads = (None, ()) if programs[0] is None else differentiated(programs[0])
     rules = Rules(programs[0], programs[1], gradient, reads, len(scores))
     lists = turned = ()
