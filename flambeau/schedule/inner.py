@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from flambeau.core.dtype import bool_
 from flambeau.core.layout import contiguous_strides
 from flambeau.core.spec import Spec
 from flambeau.ir.graph import Node, Value
@@ -29,6 +30,7 @@ from flambeau.templates.loop_program import Ref
 
 POSITIONS = ("b", "h", "q", "kv")
 SCALAR = IndexMap((), ())
+NARROW = 1 << 30
 
 
 class InnerProgram:
@@ -103,15 +105,26 @@ class InnerEmitter(GroupEmitter):
         return ref
 
     def _apply(self, v: Value, m: IndexMap) -> Ref:
-        found = super()._apply(v, m)
-        if v.spec.dtype.is_integral and found not in self.linear:
-            linear = self._linear_of(v, m)
-            if linear is not None:
-                self.linear[found] = linear
-        return found
+        """What follows the domain is counted in int32 where it fits, whatever the program computes it in."""
+        operands = self._linear_operands(v, m) if v.spec.dtype.is_integral or v.spec.dtype is bool_ else None
+        if operands is None:
+            return super()._apply(v, m)
+        found = self._by_rule(v, m, operands)
+        if found is None or (isinstance(found, Difference) and not found.fits(self.group.domain)):
+            return super()._apply(v, m)
+        ref = self._counted(found)
+        if isinstance(found, Difference):
+            zero = self.b.constant(0, "int32")
+            return self.b.apply(v.node.op.name, (ref, zero), ("int32", "int32"), v.spec.dtype.name)
+        self.linear[ref] = found
+        return ref
 
-    def _linear_of(self, v: Value, m: IndexMap) -> Linear | None:
-        """What the op's own rule gives for operands that follow the domain; None where it does anything but add and scale."""
+    def _counted(self, linear: Linear) -> Ref:
+        fits = linear.fits(self.group.domain)
+        return self.b.iota(Access(linear.steps, linear.offset), "int32" if fits else "int64")
+
+    def _linear_operands(self, v: Value, m: IndexMap) -> list | None:
+        """The arguments of a node with what follows the domain in place of values; None if some value does not."""
         node = v.node
         maps = {id(a): am for a, am in self.s.operand_maps(v, m)}
         args: list = []
@@ -123,13 +136,18 @@ class InnerEmitter(GroupEmitter):
                 args.append(known)
             else:
                 args.append(None if p.name in node.op.rules.unread else a)
-        if node.op.rules.positional:
+        return args
+
+    def _by_rule(self, v: Value, m: IndexMap, args: list) -> Linear | Difference | None:
+        """What the op's own rule gives for such operands; None where it does anything but add, scale and compare."""
+        rules = v.node.op.rules
+        if rules.positional:
             place = self._access(contiguous_strides(v.spec.shape), m)
-            args.append(Linear(place.strides, place.offset))
+            args = [*args, Linear(place.strides, place.offset)]
         elif not any(isinstance(a, Linear) for a in args):
             return None
         try:
-            found = node.op.rules.lower(None, *args)
+            found = rules.lower(None, *args)
         except (AttributeError, TypeError, NotImplementedError):
             return None
         return found if isinstance(found, Linear) else None
@@ -191,10 +209,32 @@ class Linear:
     def __rsub__(self, other: int) -> Linear:
         return -self + other
 
+    def _minus(self, other: Linear | int) -> Difference:
+        if not isinstance(other, (Linear, int)):
+            return NotImplemented
+        found = self - other
+        return Difference(found.steps, found.offset)
+
+    __lt__ = __le__ = __gt__ = __ge__ = eq = ne = _minus
+
     def to(self, type_: object) -> Linear:
         return self
 
+    def bounds(self, domain: Sequence[int]) -> tuple[int, int]:
+        """The least and the greatest it is over the domain."""
+        reach = [s * (n - 1) for s, n in zip(self.steps, domain)]
+        return self.offset + sum(min(0, r) for r in reach), self.offset + sum(max(0, r) for r in reach)
+
     def stays_inside(self, domain: Sequence[int], size: int) -> bool:
         """Whether it is in [0, size) all over the domain."""
-        reach = [s * (n - 1) for s, n in zip(self.steps, domain)]
-        return self.offset + sum(min(0, r) for r in reach) >= 0 and self.offset + sum(max(0, r) for r in reach) < size
+        low, high = self.bounds(domain)
+        return low >= 0 and high < size
+
+    def fits(self, domain: Sequence[int]) -> bool:
+        """Whether int32 holds it, with a vector's lanes beyond the domain."""
+        low, high = self.bounds(domain)
+        return low > -NARROW and high < NARROW
+
+
+class Difference(Linear):
+    """What a comparison of two Linears compares with 0."""

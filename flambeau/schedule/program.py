@@ -102,8 +102,8 @@ class NestBuilder:
         """An index into a dim of `size`; where it is out of bounds, failure `kind` is reported to the `error` operand."""
         return self._add(Check, index, size, dim, op, self.slot(error), wrap, kind)
 
-    def iota(self, access: Access) -> Ref:
-        return self._add(Iota, access)
+    def iota(self, access: Access, dtype: str = "int64") -> Ref:
+        return self._add(Iota, access, dtype)
 
     def given(self, name: str, dtype: str) -> Ref:
         return self._add(Given, name, dtype)
@@ -401,7 +401,7 @@ class NestBuilder:
                     )
                 )
             elif kind is Iota:
-                program.append(Iota(positions(fields[0])))
+                program.append(Iota(positions(fields[0], fields[1] == "int32"), fields[1]))
             else:
                 program.append(kind(*fields))
         return program

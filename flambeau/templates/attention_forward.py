@@ -43,6 +43,7 @@ from flambeau.templates.gemm_tiles import ABI, ELEMENTS
 from flambeau.templates.launch import Launch, Lowered, Recipe
 
 LOG2_E = 1 / math.log(2)
+MOST_BLOCKS = 16  # of a block mask that are one span
 LISTS = ("some", "whole")  # blocks of keys that a mask applies to, and those that are seen wholly
 
 FIELDS = ("units", "grain", "heads", "group", "rows", "columns",
@@ -420,16 +421,27 @@ class ForwardBuilder:
 
                         count = k.load(slot[f"{name}_count"], i32, offset("count")).to(i64)
                         index = k.offset(slot[f"{name}_index"], offset("index"), i32)
-                        with k.range(0, count) as n:
-                            place_of = k.load(index, i32, n * p[f"{name}_index_step"]).to(i64)
+                        step = p[f"{name}_index_step"]
+                        n = k.var(i64, 0)
+                        with k.loop_while(lambda: n.get() < count):
+                            place_of = k.load(index, i32, n.get() * step).to(i64)
+                            n.set(n.get() + 1)
+                            many = k.var(i64, 1)  # blocks that follow each other are one span, if they are packed without a gap
+                            dense = p["padded"].eq(p["block_columns"])
+                            last = k.minimum(count, n.get() + (MOST_BLOCKS - 1))
+                            more = k.var(i64, 1)
+                            with k.loop_while(lambda: more.get().ne(0)):
+                                more.set(0)
+                                with k.when(dense & (n.get() < last)):
+                                    following = k.load(index, i32, n.get() * step).to(i64)
+                                    with k.when(following.eq(place_of + many.get())):
+                                        many.set(many.get() + 1)
+                                        n.set(n.get() + 1)
+                                        more.set(1)
                             first = place_of * p["block_columns"]
                             with k.when((place_of >= 0) & (first < p["columns"])):
-                                span(
-                                    first,
-                                    place_of * p["padded"],
-                                    k.minimum(p["columns"] - first, p["block_columns"]),
-                                    functions,
-                                )
+                                left = k.minimum(p["columns"] - first, many.get() * p["block_columns"])
+                                span(first, place_of * p["padded"], left, functions)
                 else:
                     seen = p["columns"]
                     if kind.causal:

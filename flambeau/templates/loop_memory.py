@@ -12,7 +12,7 @@ from flambeau.core.dtype import BY_NAME, dtype
 from flambeau.ir.op import REGISTRY
 from flambeau.kernel.complexes import Complex, complex_const
 from flambeau.kernel.dsl import Function, Value
-from flambeau.kernel.types import Type, i64
+from flambeau.kernel.types import Type, i32, i64
 from flambeau.runtime.errors import emit_report, kind_numbered
 from flambeau.templates.loop_program import MEMORY, REGISTER, Check, Keep, Load, LoopNest, Store
 
@@ -60,6 +60,21 @@ class LoopMemory:
         if step != 1:
             lane = lane * k.splat(self.param(step), lanes)
         return lane + k.splat(start, lanes)
+
+    def _narrow_index(self, access, base, position, lanes: int) -> Value:
+        """The same as an int32 value: half as many registers."""
+        k = self.k
+        step = access[self.nest.vector_dim] if position is not None else 0
+        along = step if step in (0, 1, -1) else self.param(step)
+        start = base if base is not None else k.const(i64, 0)
+        if step:
+            start = start + position * along
+        start = k.splat(start.to(i32), lanes)
+        if not step or lanes == 0:
+            return start
+        if step in (1, -1):
+            return start + k.consts(i32.vec(lanes), [step * lane for lane in range(lanes)])
+        return start + k.iota(i32.vec(lanes)) * k.splat(along.to(i32), lanes)
 
     # ------------------------------------------------------------------ memory
     def _load(self, n: Load, i: int, value, offsets, position, mask, lanes: int) -> Any:

@@ -616,9 +616,9 @@ class NestEmitter(LoopMemory):
     def dtype_of(self, i: int) -> str:
         n = self.program[i]
         match n:
-            case Load() | Constant() | Apply() | Given():
+            case Load() | Constant() | Apply() | Given() | Iota():
                 return n.dtype
-            case Iota() | Check():
+            case Check():
                 return "int64"
             case Scalar():
                 return "float64" if n.kind == "f" else "int64"
@@ -637,7 +637,8 @@ class NestEmitter(LoopMemory):
             case Load():
                 return self._load(n, i, value, offsets, position, mask, lanes)
             case Iota():
-                return self._index(n.access, offsets.get(i), position, lanes)
+                index = self._index if n.dtype == "int64" else self._narrow_index
+                return index(n.access, offsets.get(i), position, lanes)
             case Constant():
                 if BY_NAME[n.dtype].is_complex:
                     return complex_const(k, REGISTER[n.dtype].vec(lanes), n.value)

@@ -71,9 +71,10 @@ class Check:
 
 @record
 class Iota:
-    """Sum of coordinate * step over the domain dims, plus nothing: an int64 value."""
+    """Sum of coordinate * step over the domain dims and the constant: an int64 value, or an int32 one where all of them are known to fit."""
 
     access: tuple[int, ...]
+    dtype: str = "int64"
 
 
 @record
