@@ -148,7 +148,9 @@ def batched_attention(op, size: int, dims: tuple, args: tuple, placed: tuple) ->
     rest = args[len(tensors) :]
     if placed:
         calls = [op(*(picked(a, d, i) for a, d in zip(args, dims)), *args[len(dims) :]) for i in range(size)]
-        return tuple(REGISTRY["stack"](each, 0) for each in zip(*calls)), (0, 0, 0)
+        if op.outputs == 1:
+            return REGISTRY["stack"](calls, 0), 0
+        return tuple(REGISTRY["stack"](each, 0) for each in zip(*calls)), (0,) * op.outputs
     found = []
     for x, dim in zip(tensors, dims):
         x = REGISTRY["unsqueeze"](x, 0) if dim is None else x
@@ -353,7 +355,7 @@ class attention_tables(Template):
         )
 
     def reference(g, g_lse, q, k, v, out, lse, lists, captured, rules, number, causal, shift, block, scale):
-        return _numpy_weights(g, g_lse, q, k, v, out, lse, scale)[1].sum((2, 3))
+        return _numpy_weights(g, g_lse, q, k, v, out, lse, captured[0], scale)[1].sum((2, 3))
 
     def samples(t):
         sizes = (1, 4, 5, 8), (1, 2, 7, 8), (1, 2, 7, 6), (1, 4, 5, 6)
@@ -400,7 +402,7 @@ class attention_read_gradient(Composite):
         return batched_attention(attention_read_gradient, size, dims, args, True)
 
     def reference(g, g_lse, q, k, v, out, lse, lists, captured, rules, number, causal, shift, block, scale):
-        return _numpy_weights(g, g_lse, q, k, v, out, lse, scale)[1].sum()
+        return _numpy_weights(g, g_lse, q, k, v, out, lse, captured[0], scale)[1].sum()
 
     samples = attention_tables.rules.samples
 
@@ -416,9 +418,9 @@ def _added_number() -> Rules:
     return Rules(Program(graph, 5), None, by_score, (Read(0, (), by_score),), 1)
 
 
-def _numpy_weights(g, g_lse, q, k, v, out, lse, scale: float) -> tuple:
-    """(exp(scores - lse), gradients by scores), every key seen, in NumPy."""
+def _numpy_weights(g, g_lse, q, k, v, out, lse, number, scale: float) -> tuple:
+    """(exp(scores + number - lse), gradients by scores), every key seen, in NumPy."""
     group = q.shape[1] // k.shape[1]
     wide_k, wide_v = (np.repeat(x, group, 1) for x in (k, v))
-    p = np.exp(np.matmul(q, np.swapaxes(wide_k, -1, -2)) * scale - lse[..., None])
+    p = np.exp(np.matmul(q, np.swapaxes(wide_k, -1, -2)) * scale + number - lse[..., None])
     return p, p * (np.matmul(g, np.swapaxes(wide_v, -1, -2)) - ((g * out).sum(-1) - g_lse)[..., None])
