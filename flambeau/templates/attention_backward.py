@@ -34,7 +34,7 @@ from flambeau.templates.attention_pack import (
 from flambeau.templates.attention_problem import NO_PROGRAMS, Cuts, Problem, Programs, Scores, Strides, cuts_of
 from flambeau.templates.attention_scores import ScoreProgram
 from flambeau.templates.attention_tiles import AmxShape, Shape, amx_product, load_line, product, row_tiles, store_line
-from flambeau.templates.gemm_amx import configure_tiles, tile_instruction
+from flambeau.templates.gemm_amx import configure, tile_instruction
 from flambeau.templates.gemm_pack import transposed
 from flambeau.templates.gemm_problem import launch, round_up
 from flambeau.templates.gemm_tiles import ABI, ELEMENTS
@@ -372,7 +372,7 @@ class BackwardBuilder:
         scratch = k.offset(slot["scratch"], tid * place.total)
         size, tile = self.compute.size, extent.tile
         if kind.tiles:
-            configure_tiles(k)
+            configure(k)
 
         with k.range(begin, end) as unit:
             shared, part = unit // p["ranges"], unit % p["ranges"]

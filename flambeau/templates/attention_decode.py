@@ -28,7 +28,7 @@ from flambeau.templates.attention_forward import (
 from flambeau.templates.attention_pack import Packed, call_form, form_function, packed
 from flambeau.templates.attention_problem import NO_PROGRAMS, Problem, Programs
 from flambeau.templates.attention_tiles import store_line
-from flambeau.templates.gemm_amx import configure_tiles, tile_instruction
+from flambeau.templates.gemm_amx import configure, tile_instruction
 from flambeau.templates.gemm_problem import launch, round_up
 from flambeau.templates.gemm_tiles import ABI, ELEMENTS
 from flambeau.templates.launch import Launch, Lowered, Recipe
@@ -88,7 +88,7 @@ class _Part(ForwardBuilder):
         p = {name: k.load(block, i64, i) for i, name in enumerate(PART_FIELDS) if name != "scale"}
         scratch = k.offset(slot["scratch"], tid * scratch_bytes(place, extent, self.sizes, self.packed.size))
         if kind.tiles:
-            configure_tiles(k)
+            configure(k)
         with k.range(begin, end) as unit:
             shared, part = unit // p["parts"], unit % p["parts"]
             batch, head = shared // p["heads"], shared % p["heads"]

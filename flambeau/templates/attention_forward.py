@@ -37,7 +37,7 @@ from flambeau.templates.attention_pack import (
 from flambeau.templates.attention_problem import NO_PROGRAMS, Problem, Programs, Scores, cuts_of
 from flambeau.templates.attention_scores import ScoreProgram
 from flambeau.templates.attention_tiles import AmxShape, Shape, amx_product, load_line, product, row_tiles, store_line
-from flambeau.templates.gemm_amx import configure_tiles, tile_instruction
+from flambeau.templates.gemm_amx import configure, tile_instruction
 from flambeau.templates.gemm_problem import round_up
 from flambeau.templates.gemm_tiles import ABI, ELEMENTS
 from flambeau.templates.launch import Launch, Lowered, Recipe
@@ -372,7 +372,7 @@ class ForwardBuilder:
         p = {name: k.load(block, i64, i) for i, name in enumerate(FIELDS) if name != "scale"}
         scratch = k.offset(slot["scratch"], tid * place.total)
         if kind.tiles:
-            configure_tiles(k)
+            configure(k)
         memory = self.memory
 
         with k.range(begin, end) as unit:
@@ -426,7 +426,9 @@ class ForwardBuilder:
                         with k.loop_while(lambda: n.get() < count):
                             place_of = k.load(index, i32, n.get() * step).to(i64)
                             n.set(n.get() + 1)
-                            many = k.var(i64, 1)  # blocks that follow each other are one span, if they are packed without a gap
+                            many = k.var(
+                                i64, 1
+                            )  # blocks that follow each other are one span, if they are packed without a gap
                             dense = p["padded"].eq(p["block_columns"])
                             last = k.minimum(count, n.get() + (MOST_BLOCKS - 1))
                             more = k.var(i64, 1)

@@ -27,7 +27,7 @@ from flambeau.templates.attention_forward import LISTS, LOG2_E, float_bits, uses
 from flambeau.templates.attention_pack import lower_pack, packed, packed_bytes, panel_width
 from flambeau.templates.attention_problem import Problem, Programs, ReadGradient, Strides, cuts_of
 from flambeau.templates.attention_scores import ScoreProgram
-from flambeau.templates.gemm_amx import configure_tiles, tile_instruction
+from flambeau.templates.gemm_amx import configure, tile_instruction
 from flambeau.templates.gemm_tiles import ABI, ELEMENTS
 from flambeau.templates.launch import Launch, Lowered, Recipe
 
@@ -147,7 +147,7 @@ class _Reads(BackwardBuilder):
         scratch = k.offset(slot["scratch"], tid * place.total)
         tile = extent.tile
         if kind.tiles:
-            configure_tiles(k)
+            configure(k)
         with k.range(begin, end) as unit:
             head, batch = unit % (p["heads"] * p["group"]), unit // (p["heads"] * p["group"])
             shared = batch * p["heads"] + head // p["group"]
