@@ -65,14 +65,28 @@ class FlashAttentionHandle(Protocol):
 
 
 RegisterFn = Callable[..., FlashAttentionHandle | None]
-_ABSENT = ("FA3", "FA4")  # PyTorch's own, which are GPU code
+
+
+def _absent(impl: str) -> RegisterFn:
+    """The provider that stands for one of PyTorch's own, which are code for GPUs."""
+
+    def refuse() -> None:
+        raise ModuleNotFoundError(
+            message(
+                "activate_flash_attention_impl",
+                f"{impl} needs a GPU and a package with its kernels, which nobody has registered here",
+                step="Leave it out: attention on this device is fused without it.",
+            )
+        )
+
+    return refuse
 
 
 class _Registry:
     """The providers by name, and which is active with its handle."""
 
     def __init__(self) -> None:
-        self.providers: dict[str, RegisterFn] = {}
+        self.providers: dict[str, RegisterFn] = {name: _absent(name) for name in ("FA3", "FA4")}
         self.active: tuple[str, Any] | None = None
 
 
@@ -87,19 +101,11 @@ def register_flash_attention_impl(impl: str, *, register_fn: RegisterFn) -> None
 def activate_flash_attention_impl(impl: str) -> None:
     """Call a provider's function, after undoing the one that was active.
 
-    Raises: ValueError for a name nobody registered; RuntimeError for FA3 and FA4, which are kernels for GPUs.
+    Raises: ValueError for a name nobody registered; ModuleNotFoundError for FA3 and FA4, which are kernels for GPUs, unless somebody
+    registered them.
     """
     provider = _registry.providers.get(impl)
     if provider is None:
-        if impl in _ABSENT:
-            raise RuntimeError(
-                message(
-                    "activate_flash_attention_impl",
-                    f"{impl} needs a GPU and a package with its kernels, and none has registered here",
-                    f"implementations {list_flash_attention_impls()}",
-                    "Leave it out: attention on this device is fused without it.",
-                )
-            )
         raise ValueError(
             message(
                 "activate_flash_attention_impl",
@@ -114,7 +120,7 @@ def activate_flash_attention_impl(impl: str) -> None:
 
 
 def list_flash_attention_impls() -> list[str]:
-    """Names that were registered, in order."""
+    """Names that are registered, in order; FA3 and FA4, PyTorch's own, always are."""
     return sorted(_registry.providers)
 
 
