@@ -29,8 +29,9 @@ from flambeau.func.transforms import vmap
 from flambeau.ir import tracing
 from flambeau.ir.graph import Graph, Value, infer, map_values, specs_of
 from flambeau.ir.kinds import pointwise_types
-from flambeau.ir.op import POINTWISE, REGISTRY, Op
+from flambeau.ir.op import POINTWISE, REGISTRY
 from flambeau.ir.positional import Program, is_scalar
+from flambeau.nn.attention.reads import contents, kinds_of, list_reads, same
 from flambeau.passes.decompose import decompose
 from flambeau.tape.grad_mode import no_grad
 from flambeau.tape.record import interpret
@@ -93,9 +94,9 @@ def traced(
     kept = _by_function.setdefault(function, {})
     for k in keys:
         found = kept.get(k)
-        if found is not None and _same(found[0], reads):
+        if found is not None and same(found[0], reads):
             return found[1]
-    kinds = _kinds(reads)
+    kinds = kinds_of(reads)
     for k in keys:
         known = _by_kinds.get((k, kinds))
         if known is not None:
@@ -318,7 +319,7 @@ def _literals(function: Any, seen: set[int]) -> Iterator[tuple[type, Any]]:
     elif isinstance(function, types.FunctionType):
         yield from _numbers_in(function.__code__)
         for cell in function.__closure__ or ():
-            yield from _literals(_contents(cell), seen)
+            yield from _literals(contents(cell), seen)
     elif isinstance(type(function).__call__, types.FunctionType):
         yield from _literals(type(function).__call__, seen)
 
@@ -353,99 +354,4 @@ def _lifted(inner: Graph, count: int, sizes: tuple) -> Graph:
     return tracing.trace(function, [*specs, *(v.spec for v in inner.inputs[count:])])[0]
 
 
-# ------------------------------------------------------------------ what a function reads
-_FIXED = (
-    int,
-    float,
-    complex,
-    bool,
-    str,
-    bytes,
-    type(None),
-    dtype,
-    device,
-    Op,
-    type,
-    types.ModuleType,
-    types.BuiltinFunctionType,
-)
-
-
-def list_reads(function: Any) -> list | None:
-    """Everything that may change what the function does: (what, more) pairs. None if that cannot be told, or is part of a trace."""
-    found: list = []
-    return (
-        found
-        if isinstance(function, types.FunctionType | functools.partial) and _read(function, found, set())
-        else None
-    )
-
-
-def _read(x: Any, found: list, seen: set[int]) -> bool:
-    if isinstance(x, Tensor):
-        if x.spec.is_slow:  # of a trace or a transform, or of a subclass that sees calls itself
-            return False
-        found.append((x, x.spec))
-        return True
-    if isinstance(x, _FIXED):
-        found.append((x, None))
-        return True
-    if id(x) in seen:
-        return True
-    seen.add(id(x))
-    if isinstance(x, tuple):
-        found.append((len(x), None))
-        return all(_read(y, found, seen) for y in x)
-    if isinstance(x, functools.partial):
-        return _read((x.func, x.args, *x.keywords.items()), found, seen)
-    if not isinstance(x, types.FunctionType):
-        return False
-    if (x.__module__ or "").partition(".")[0] == "flambeau" and "<locals>" not in x.__qualname__:
-        found.append((x, None))  # our own functions keep nothing
-        return True
-    found.append((x.__code__, None))
-    parts = [_contents(cell) for cell in x.__closure__ or ()]
-    parts += [x.__globals__[n] for n in _names_in(x.__code__) if n in x.__globals__]
-    return all(_read(y, found, seen) for y in (*parts, x.__defaults__, *(x.__kwdefaults__ or {}).values()))
-
-
-def _contents(cell: Any) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # a name that is not bound yet
-        return None
-
-
-def _names_in(code: types.CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for c in code.co_consts:
-        if isinstance(c, types.CodeType):
-            yield from _names_in(c)
-
-
-def _kinds(reads: list) -> tuple:
-    """What is read, tensors by their specs and by which of them are one."""
-    first: dict[int, int] = {}
-    return tuple(
-        [
-            (more, first.setdefault(id(x), i))
-            if isinstance(x, Tensor)
-            else (type(x), repr(x) if type(x) is float else x)
-            for i, (x, more) in enumerate(reads)
-        ]
-    )
-
-
-def _same(old: list, new: list) -> bool:
-    if len(old) != len(new):
-        return False
-    for (x, more), (y, other) in zip(old, new):
-        if x is y:
-            if more is not other:
-                return False
-        elif type(x) is not type(y) or isinstance(x, Tensor) or x != y:
-            return False
-    return True
-
-
-__all__ = ["Traced", "count_parameters", "list_reads", "traced"]
+__all__ = ["Traced", "count_parameters", "traced"]

@@ -147,6 +147,39 @@ def test_closures_of_one_code_are_traced_once(monkeypatch: pytest.MonkeyPatch) -
     assert made(torch.nn.Parameter(x, requires_grad=False), y, 9) == first and len(times) == 4
 
 
+def test_paths_of_attributes_and_items_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = []
+    trace = mods._trace
+    monkeypatch.setattr(mods, "_trace", lambda *args: times.append(1) or trace(*args))
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bias = torch.nn.Parameter(torch.zeros(8))
+            self.width, self.options = 9, {"shift": [1.0]}
+
+        def forward(self, q: torch.Tensor) -> torch.Tensor:
+            def mod(s, b, h, i, j):
+                return torch.where(i - j <= self.width, s + self.bias[j] * self.options["shift"][0], -float("inf"))
+
+            return flex_attention(q, q, q, mod)
+
+    model, q = Model(), torch.arange(32.0).reshape(1, 1, 4, 8) / 32
+    first = model(q)
+    assert torch.equal(model(q), first) and len(times) == 1
+    with torch.no_grad():
+        model.bias.copy_(torch.arange(8.0))
+    changed = model(q)
+    assert not torch.equal(changed, first) and len(times) == 1
+    model.options["shift"][0] = 2.0
+    assert not torch.equal(model(q), changed) and len(times) == 2
+    model.width = 0
+    assert not torch.equal(model(q), changed) and len(times) == 3
+    model.bias = torch.nn.Parameter(torch.ones(8, dtype=torch.float64))
+    (found,) = torch.autograd.grad(model(q).sum(), model.bias)
+    assert found.dtype is torch.float64 and len(times) == 4
+
+
 def test_values_that_a_function_looks_at_are_read_anew() -> None:
     row, table = torch.tensor(0), torch.arange(8).reshape(2, 4)
 
