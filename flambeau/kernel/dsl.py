@@ -485,23 +485,26 @@ class Function:
             f"{mask.type.text} {mask.ref}",
         )
 
-    def gather(self, pointer: Value, type_: Type, indices: Value, *, mask: Value | None = None) -> Value:
-        """pointer[indices[lane]] in every lane; indices are i64 element offsets."""
+    def gather(
+        self, pointer: Value, type_: Type, indices: Value, *, mask: Value | None = None, unit: Type | None = None
+    ) -> Value:
+        """pointer[indices[lane]] in every lane; indices are i64 offsets in elements, or in a smaller `unit`."""
         n = indices.type.lanes
         t = type_.vec(n)
         if n == 0:
             return self.load(pointer, type_.element, indices)
+        unit = unit or type_
         if type_.name == "bfloat":
             return self.gather(pointer, u16, indices, mask=mask).bitcast(t)
         where = self.emit(
-            ptr.vec(n), f"getelementptr {type_.element.text}, ptr {pointer.ref}, {indices.type.text} {indices.ref}"
+            ptr.vec(n), f"getelementptr {unit.element.text}, ptr {pointer.ref}, {indices.type.text} {indices.ref}"
         )
         mask = mask or self.const(i1.vec(n), True)
         zero = self.const(t, 0)
         return self._masked(
             f"llvm.masked.gather.{t.suffix}.v{n}p0",
             t,
-            f"{where.type.text} align {t.size} {where.ref}",
+            f"{where.type.text} align {min(t.size, unit.size)} {where.ref}",
             f"{mask.type.text} {mask.ref}",
             f"{t.text} {zero.ref}",
         )

@@ -98,22 +98,14 @@ def build_weights(target: Target, by_planes: bool, forward: bool) -> Module:
                 if (
                     forward
                 ):  # the word behind the one of lower channel, and in front of the one of the higher, is of w too
-                    first = _words(k, line, low, masks[0]) & 0xFFFF
-                    second = _words(k, k.offset(line, -2), low + step_of, masks[1]) & 0xFFFF0000
+                    first = k.gather(line, u32, low, mask=masks[0], unit=u16) & 0xFFFF
+                    second = k.gather(k.offset(line, -2), u32, low + step_of, mask=masks[1], unit=u16) & 0xFFFF0000
                 else:
                     first = k.gather(line, u16, low, mask=masks[0]).to(u32)
                     second = k.gather(line, u16, low + step_of, mask=masks[1]).to(u32) << 16
                 k.store(k.offset(to, i * 64), first | second)
     k.ret()
     return module
-
-
-def _words(k: Function, line: Value, at: Value, mask: Value) -> Value:
-    """The 32 bits from each place of 16-bit elements on."""
-    halves = at >> 1
-    odd = at & 1
-    even = k.gather(line, u32, halves, mask=mask & odd.eq(0))
-    return even | k.gather(k.offset(line, 2), u32, halves, mask=mask & odd.ne(0))
 
 
 # ------------------------------------------------------------------ register tiles

@@ -68,7 +68,7 @@ def store_tile(
 ) -> None:  # fmt: skip
     """The first `rows` lines of a tile, each of VECTORS vectors, to channels of the result `out_row` elements apart."""
     width, vector = VECTORS * lanes, compute.vec(lanes)
-    closes = target.has("avx512f") and vector.size == 64
+    closes = target.has("avx512f") and compute.size * lanes == 64
     for v in range(VECTORS):
         kind, first, count = (k.load(record, i64, width + 3 * v + i) for i in range(3))
         index = k.load(record, i64.vec(lanes), v * lanes)
