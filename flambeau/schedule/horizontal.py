@@ -23,7 +23,7 @@ from flambeau.templates.loop_program import Keep, Load, LoopNest, Store
 from flambeau.templates.segments import segment_params, segmented
 
 LEAST_SEGMENTS = 3  # of a launch: the table costs as much as a launch or two
-LEAST_OF_A_KIND = 4  # roots: fewer share a kernel as any others do
+LEAST_OF_A_KIND = 16  # roots: fewer share a kernel as any others do, which needs no table
 MOST_TEMPORARY_BYTES = 1 << 18  # of what a launch that moves forward gives to later ones: it is alive for longer
 
 
