@@ -47,11 +47,9 @@ def show_schedule(result: Schedule) -> None:
         stages.show(5, "scheduled", schedule_text(result), "schedule.txt")
     if stages.shown(4):
         for number, step in enumerate(result.steps):
-            for part in step.segments or (step,):
-                nest = nest_of(part)
-                if nest is None:
-                    continue
-                text = nest_text(nest, part.params, [operand_name(o) for o in part.operands])
+            nests = [found for part in step.segments or (step,) for found in nests_of(part)]
+            for nest, params, operands in nests:
+                text = nest_text(nest, params, [operand_name(o) for o in operands])
                 stages.show(4, f"loop nest of step {number}, {step.name}", text, f"nest-{step.name}.txt")
 
 
@@ -71,6 +69,7 @@ def schedule_text(result: Schedule) -> str:
     for number, step in enumerate(result.steps):
         operands = ", ".join(operand_name(o) for o in (*step.operands, *step.outputs))
         how = "library call" if step.recipe is None else f"{step.recipe.name}, {step.params[0]} units"
+        how += ", with an epilogue" if step.finishing is not None else ""
         lines.append(f"step {number}: {step.name}({operands})  # {how}")
         for segment in step.segments:
             lines.append(f"    segment: {segment.name}({', '.join(operand_name(o) for o in segment.operands)})")
@@ -86,6 +85,15 @@ def nest_of(step: Step) -> LoopNest | None:
     if step.recipe is not None and step.recipe.parameters and isinstance(step.recipe.parameters[0], LoopNest):
         return step.recipe.parameters[0]
     return None
+
+
+def nests_of(step: Step) -> list[tuple[LoopNest, tuple[int, ...], tuple]]:
+    """(nest, parameter block, operands) of the loop nest that a step is, or that finishes a template's result."""
+    nest = nest_of(step)
+    if nest is not None:
+        return [(nest, step.params, step.operands)]
+    f = step.finishing
+    return [] if f is None else [(f.nest, f.params, f.operands)]
 
 
 # ------------------------------------------------------------------ time

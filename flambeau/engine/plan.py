@@ -66,12 +66,31 @@ def allocate(spec: Spec) -> int:
 class Launch:
     """A kernel with its operands by position in the plan's memory list."""
 
-    __slots__ = ("entry", "positions", "block", "name", "may_fail", "words", "address")
+    __slots__ = ("entry", "positions", "block", "name", "may_fail", "words", "address", "calls")
 
-    def __init__(self, entry, positions: tuple[int, ...], block, name: str, may_fail: bool, address: int | None):
-        """`address`: the kernel's, where the entry does nothing but run it."""
+    def __init__(
+        self,
+        entry,
+        positions: tuple[int, ...],
+        params: Sequence[int],
+        name: str,
+        may_fail: bool,
+        address: int | None,
+        calls: tuple[tuple[int, int], ...] = (),
+    ):
+        """`address`: the kernel's, where the entry does nothing but run it; `calls`: (position in the block, address of a kernel)."""
         self.entry, self.positions, self.name, self.may_fail, self.address = entry, positions, name, may_fail, address
+        self.calls = calls
+        if calls:
+            params = list(params)
+            for position, called in calls:
+                params[position] = called
+        block = launch.block(params)
         self.words, self.block = block, block.address
+
+    def resized(self, params: Sequence[int]) -> Launch:
+        """The same with the parameter block of other sizes."""
+        return Launch(self.entry, self.positions, params, self.name, self.may_fail, self.address, self.calls)
 
 
 _addresses: dict[tuple[str, Recipe], int] = {}
@@ -138,6 +157,7 @@ class Plan:
 
         if self.kernels >= cache.LEAST_TO_FORK:
             recipes = [s.recipe for s in result.steps if s.recipe is not None]
+            recipes += [recipe for s in result.steps for _, recipe in s.calls]
             cache.compile_ahead((r.name, r.parameters, r.build) for r in dict.fromkeys(recipes))
         self.steps: list[Launch | Call] = []
         for s in result.steps:
@@ -160,7 +180,8 @@ class Plan:
             if settings.debug >= 2:
                 entry, address = instruments.timed(entry, s), None
             positions = tuple(place(o) for o in s.operands)
-            self.steps.append(Launch(entry, positions, launch.block(s.params), s.name, fails, address))
+            calls = tuple((position, address_of(recipe)) for position, recipe in s.calls)
+            self.steps.append(Launch(entry, positions, s.params, s.name, fails, address, calls))
         self.tables: list[
             tuple[int, tuple[int, ...], Callable]
         ] = [  # (position, of what, which takes that from memory)
@@ -285,10 +306,7 @@ class Plan:
             plan.scratch = list(scratch_bytes)
         if shifts:
             plan.shifts = [(position, n) for (position, _), n in zip(self.shifts, shifts)]
-        plan.steps = [
-            Launch(s.entry, s.positions, launch.block(w), s.name, s.may_fail, s.address)
-            for s, w in zip(self.steps, words)
-        ]
+        plan.steps = [s.resized(w) for s, w in zip(self.steps, words)]
         plan.outputs = [(p, spec, n, is_input) for (p, _, _, is_input), (spec, n) in zip(self.outputs, outputs)]
         if scratch_bytes or shifts or len(temps) != len(outputs):
             plan.blocks, plan.offsets = plan._arena()

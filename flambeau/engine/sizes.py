@@ -259,7 +259,8 @@ def make_model(info: Any, values: Sequence[int]) -> Model | None:
     if len(found.steps) != len(info.plan.steps) or any(s.recipe is None for s in found.steps):
         return None
     for step in found.steps:
-        hold(step.recipe.parameters)  # the plan's kernels serve for all sizes
+        for recipe in (step.recipe, *(called for _, called in step.calls)):
+            hold(recipe.parameters)  # the plan's kernels serve for all sizes
     model = Model(compiled(guards, answer_of(specs, found), len(values)), info.plan, values)
     words = model.derive(*values)
     if words is None or not is_same(model, words, info.specs, info.plan):
@@ -269,7 +270,7 @@ def make_model(info: Any, values: Sequence[int]) -> Model | None:
 
 def compare(model: Model, info: Any, found: Schedule) -> bool:
     """Schedule at made-up sizes that the guards let through; False if the model is wrong there."""
-    recipes = [s.recipe for s in found.steps]
+    recipes = [(s.recipe, s.calls) for s in found.steps]
     seen = [0] * len(model.values)  # comparisons in which a size was another
     left = MOST_COMPARISONS
     for values in made_up(model.values):
@@ -280,7 +281,7 @@ def compare(model: Model, info: Any, found: Schedule) -> bool:
         if words is None:
             continue
         specs, other = scheduled(info, values)
-        if [s.recipe for s in other.steps] != recipes or answer_of(specs, other) != words:
+        if [(s.recipe, s.calls) for s in other.steps] != recipes or answer_of(specs, other) != words:
             return False
         for i in changed:
             seen[i] += 1

@@ -4,7 +4,7 @@
 
 Of loop nests it is known what they touch: every load and store must stay inside its buffer at the sizes of the parameter block, places
 that indices name included, and what a step reads must be an input or written by a step before. Of templates and library calls only
-that their operands belong to the schedule. May not know: memory.
+that their operands belong to the schedule; the epilogue of a template is a loop nest like any other. May not know: memory.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from flambeau.base.errors import InternalError
 from flambeau.core.dtype import BY_NAME
 from flambeau.core.spec import NumberSpec
-from flambeau.engine.instruments import nest_of, operand_name, schedule_text
+from flambeau.engine.instruments import nests_of, operand_name, schedule_text
 from flambeau.schedule.steps import ERROR, Buffer, Schedule, Scratch, Shifted, Step, Table
 from flambeau.templates.loop_program import Check, Load, LoopNest, Store
 from flambeau.templates.loop_text import sizes_of
@@ -30,26 +30,31 @@ def verify_schedule(result: Schedule) -> None:
             buffer = operand.buffer if isinstance(operand, Shifted) else operand
             if buffer not in known:
                 fail(result, number, step, f"operand {operand!r} is not in the schedule")
-        nest = nest_of(step)
+        nests = nests_of(step)
         for segment in step.segments:
-            verify_nest(result, number, segment, nest_of(segment), written)
-        if nest is None:
-            written.update(b for b in step.operands if isinstance(b, Buffer))
+            for nest, params, operands in nests_of(segment):
+                verify_nest(result, number, segment, nest, params, operands, written)
+        if not nests or step.finishing is not None:
+            ours, given = ((), ()) if step.finishing is None else (step.finishing.operands, (step.finishing.result,))
+            written.update(b for b in step.operands if isinstance(b, Buffer) and b not in ours)
+            written.update(given)
             written.update(step.outputs)
-        else:
-            verify_nest(result, number, step, nest, written)
+        for nest, params, operands in nests:
+            verify_nest(result, number, step, nest, params, operands, written)
     for buffer, spec, _ in result.outputs:
         if buffer not in written and spec.numel and not any(n == 0 for n in spec.shape):
             fail(result, len(result.steps) - 1, None, f"output {operand_name(buffer)} is never written")
 
 
-def verify_nest(result: Schedule, number: int, step: Step, nest: LoopNest, written: set) -> None:
+def verify_nest(
+    result: Schedule, number: int, step: Step, nest: LoopNest, params: Sequence[int], operands: Sequence, written: set
+) -> None:
     """One loop nest; adds the buffers it writes to `written`."""
-    sizes = sizes_of(nest, step.params)
+    sizes = sizes_of(nest, params)
     for node in nest.program:
         if not isinstance(node, (Load, Store)):
             continue
-        operand = step.operands[node.slot]
+        operand = operands[node.slot]
         buffer, shift = (operand.buffer, operand.offset_bytes) if isinstance(operand, Shifted) else (operand, 0)
         if isinstance(buffer, Scratch):
             continue
@@ -63,7 +68,7 @@ def verify_nest(result: Schedule, number: int, step: Step, nest: LoopNest, writt
             fail(result, number, step, f"{operand_name(buffer)} is read before anything writes it")
         if isinstance(node, Store):
             written.add(buffer)
-        low, high = reach(node, sizes, step.params, nest)
+        low, high = reach(node, sizes, params, nest)
         item = BY_NAME[node.dtype].itemsize
         if 0 not in sizes and (low < 0 or shift + (high + 1) * item > buffer.spec.nbytes):
             fail(

@@ -356,11 +356,16 @@ class Assemble(Declaration):
 
 
 class Template(Declaration):
-    """Lowered by a hand-written kernel family: `lower(op, *specs_and_attributes)` -> templates.launch.Lowered."""
+    """Lowered by a hand-written kernel family: `lower(op, target, threads, *specs_and_attributes)` -> templates.launch.Lowered.
+
+    columns(op, *specs_and_attributes), if given, says how many of the last dims of the result are the columns of an epilogue
+    (`templates.epilogue`), 0 where it takes none; `lower` then takes `epilogue=` as well.
+    """
 
     kind = TEMPLATE
     required = ("signature", "meta", "lower", "vjp", "reference", "samples")
     lower: Callable | None = None
+    columns: Callable | None = None
 
 
 class External(Declaration):

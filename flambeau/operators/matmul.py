@@ -20,6 +20,7 @@ from flambeau.operators.rules import case, sum_to
 from flambeau.templates.gemm import gemm
 
 NARROW = (float16, bfloat16)
+LEAST_COLUMNS = 4  # of a result whose rows are finished as they are computed: an epilogue goes by rows
 WIDE = {float16: float32, bfloat16: float32, int8: int32}  # what their sums are kept in
 
 
@@ -87,7 +88,10 @@ class matrix_product(Template):
             common_device("matmul", [x for x in (a, b, bias) if x is not None]),
         )
 
-    def lower(op, target, threads, a, b, bias, wide):
+    def columns(op, a, b, bias, wide):
+        return 0 if a.dtype.is_complex or b.shape[-1] < LEAST_COLUMNS else 1
+
+    def lower(op, target, threads, a, b, bias, wide, epilogue=None):
         batch = broadcast_shapes("matmul", a.shape[:-2], b.shape[:-2])
         return gemm(
             a.shape[-2],
@@ -101,6 +105,7 @@ class matrix_product(Template):
             b_batch_strides=expand_strides(b.shape[:-2], b.strides[:-2], batch),
             out_dtype=WIDE.get(a.dtype) if wide else None,
             bias_stride=None if bias is None else (bias.strides[0] if bias.shape[0] > 1 else 1),
+            epilogue=epilogue,
             threads=threads,
         )
 

@@ -23,10 +23,18 @@ from flambeau.ir.indexmap import IndexMap, compose, identity, through_view
 from flambeau.ir.kinds import Piece, apply_view
 from flambeau.ir.op import ASSEMBLE, EXTERNAL, INDEXING, POINTWISE, REDUCTION, TEMPLATE, VIEW
 from flambeau.schedule.emission import GroupEmitter, PieceEmitter
+from flambeau.schedule.epilogues import (
+    MOST_FINISHING,
+    EpilogueEmitter,
+    carried_roots,
+    has_room,
+    operands_of,
+    why_not_finish,
+)
 from flambeau.schedule.groups import MOST_NODES, MOST_OPERANDS, Group
 from flambeau.schedule.horizontal import Kinds, merge_launches
 from flambeau.schedule.program import FEW_UNITS, Access, NestBuilder
-from flambeau.schedule.steps import ERROR, Buffer, Schedule, Step
+from flambeau.schedule.steps import ERROR, Buffer, Finished, Schedule, Step
 
 ANYWHERE = IndexMap(((),), (-1,))  # how an operand is read whose places other values name
 LONGEST_CHAIN = 40  # pointwise nodes evaluated again by another root before one is given memory
@@ -47,6 +55,7 @@ class Scheduler:
         self.names = graph.names() if stages.shown(3) else None  # for the record of decisions
         self.group_of: dict[Value, Group | int] = {}
         self.order: list[Any] = []  # groups and single nodes, in order of execution
+        self.epilogues: dict[int, Group] = {}  # what the step of a template at a position computes besides
         self.position: dict[Value, int] = {}  # index in `order` of what gives a root
         self.leaf_cache: dict[Value, list[tuple[Value, IndexMap]]] = {}
         self.evaluated: dict[Value, int] = {}  # by root: how many nodes it takes from its leaves on
@@ -57,6 +66,7 @@ class Scheduler:
         for node in self.graph.nodes:
             for v in node.inputs:
                 self.consumers.setdefault(v, []).append(node)
+        self.written = {v for _, v in self.graph.writes}
         self.roots = self._find_roots()
         self.kinds = Kinds(self.roots)
         for v in self.graph.inputs:
@@ -106,6 +116,7 @@ class Scheduler:
                 if several and out not in roots and self._reads_much(out, sources[out]):
                     roots.add(out)
                     depth[out] = 0
+        roots.update(carried_roots(self, needed, roots))
         return roots
 
     def _reads_much(self, v: Value, sources: set[Value]) -> bool:
@@ -113,6 +124,13 @@ class Scheduler:
         network carries along would be added up from all its blocks by each of them. A root that only its own kernel reads gets no memory.
         """
         return sum(x.spec.numel >= v.spec.numel for x in sources if type(x.spec) is Spec) > 2
+
+    def readers_through_views(self, v: Value) -> list[Node]:
+        """Nodes that are no views and read v or a view of it."""
+        found: list[Node] = []
+        for node in self.consumers.get(v, ()):
+            found += self.readers_through_views(node.outputs[0]) if node.op.kind == VIEW else [node]
+        return found
 
     def _limit_sources(self, node: Node, roots: set[Value], sources: dict[Value, set[Value]]) -> None:
         """Note what a pointwise node is computed from; where that is more than a kernel can read, operands are given memory."""
@@ -235,19 +253,34 @@ class Scheduler:
         operands = {self.through_views(v) for v, _ in leaves}.union(node.outputs)
         refusals: list[str] = []
         for at in range(max(earliest, 0), len(self.order)):
-            group = self.order[at]
-            if not isinstance(group, Group):
+            item = self.order[at]
+            template = item if isinstance(item, Node) and item.op.kind == TEMPLATE else None
+            if template is not None:
+                if at != earliest or node.op.kind != POINTWISE:
+                    continue  # it reads something newer than that one's result
+                group = self.epilogues.get(at)
+                if group is None:
+                    group = Group(domain, ())
+                    group.operands = operands_of(template, self.through_views)
+            elif isinstance(item, Group):
+                group = item
+            else:
                 continue
-            if len(group.operands | operands) > MOST_OPERANDS:
+            together = group.operands | operands
+            if len(together) > MOST_OPERANDS or (template is not None and not has_room(together)):
                 why_not = "together they have more operands than a kernel takes"
-            elif group.nodes + self.evaluated[root] > MOST_NODES:
+            elif group.nodes + self.evaluated[root] > (MOST_NODES if template is None else MOST_FINISHING):
                 why_not = "together they would be too long a kernel"
+            elif template is not None:
+                why_not = why_not_finish(self, group, at, template, root, leaves)
             elif self._is_apart(group, root, operands):
                 why_not = "it is one of many of its kind, which can be one launch"
             else:
                 why_not = self._why_not(group, at, root, domain, reduced, leaves)
             if why_not is None:
-                self._decided(root, f"joins step {at}")
+                self._decided(root, f"joins step {at}" if template is None else f"is finished by step {at}")
+                if template is not None:
+                    self.epilogues[at] = group
                 group.operands |= operands
                 group.nodes += self.evaluated[root]
                 for v in node.outputs:
@@ -308,14 +341,14 @@ class Scheduler:
         if domain == group.domain:
             return (
                 None
-                if all(self._is_aligned(v, m, group) for v, m in inside)
+                if all(self.is_aligned(v, m, group) for v, m in inside)
                 else "it reads elements at other places than its own"
             )
         if group.reduced and (inside or node.op.kind == INDEXING) and domain in group.row_shapes:
             lift = self.row_map(group, domain)
             return (
                 None
-                if all(self._is_aligned(v, compose(m, lift), group) for v, m in inside)
+                if all(self.is_aligned(v, compose(m, lift), group) for v, m in inside)
                 else "it reads other rows than its own"
             )
         return "its domain is another"
@@ -342,7 +375,7 @@ class Scheduler:
             if not inside or (not group.over_units and all(self._is_full(v, m, group) for v, m in inside)):
                 return None
             return "it reads what is known only when all units of that one have run"
-        return None if all(self._is_aligned(v, m, group) for v, m in inside) else "it reads other rows than its own"
+        return None if all(self.is_aligned(v, m, group) for v, m in inside) else "it reads other rows than its own"
 
     def _reduces_rows(self, group: Group, domain, reduced, inside) -> bool:
         """Whether a reduction takes all, or whole rows and enough of them for all threads, of what a group that reduces nothing computes."""
@@ -367,7 +400,7 @@ class Scheduler:
         if any(r.node.op.kind in (POINTWISE, INDEXING) and tuple(r.spec.shape) == group.domain for r in group.roots):
             return False
         lift = self.row_map(group, domain)
-        if not all(self._is_aligned(v, compose(m, lift), group) for v, m in inside):
+        if not all(self.is_aligned(v, compose(m, lift), group) for v, m in inside):
             return False
         group.over_units = True
         return True
@@ -384,7 +417,7 @@ class Scheduler:
             v.node.op.kind == POINTWISE or len(self.reduced_dims(v.node)) == v.node.inputs[0].spec.ndim
         )
 
-    def _is_aligned(self, v: Value, m: IndexMap, group: Group) -> bool:
+    def is_aligned(self, v: Value, m: IndexMap, group: Group) -> bool:
         """Whether root v of the group, read at m over its domain, is what the same row (or element) computed."""
         if tuple(v.spec.shape) == group.domain and v.node.op.kind in (POINTWISE, INDEXING):
             return m == identity(len(group.domain), group.domain)
@@ -405,13 +438,13 @@ class Scheduler:
 
     # ------------------------------------------------------------------ emission
     def _emit_all(self) -> None:
-        for item in self.order:
+        for at, item in enumerate(self.order):
             if isinstance(item, Group):
                 GroupEmitter(self, item).emit()
             elif item.op.kind == ASSEMBLE:
                 self._emit_pieces(item)
             else:
-                self._emit_single(item)
+                self._emit_single(item, self.epilogues.get(at))
 
     def buffer_of(self, v: Value) -> Buffer:
         """The buffer of a root, made on first use."""
@@ -450,13 +483,15 @@ class Scheduler:
             if math.prod(piece.shape):
                 PieceEmitter(self, node, piece).emit(buffer)
 
-    def _emit_single(self, node: Node) -> None:
+    def _emit_single(self, node: Node, group: Group | None) -> None:
+        """The launches of a template or a library, with what `group` holds as the epilogue of the last one, or as a kernel behind it."""
         operands, specs = [], []
         for v in node.inputs:
             buffer, spec, offset = self.resolve(v)
             operands.append(buffer.at(offset * spec.dtype.itemsize))
             specs.append(spec)
-        outs = [self.buffer_of(v) for v in node.outputs]
+        finish = None if group is None else EpilogueEmitter(self, group, node).finish()
+        outs = [self.buffer_of(v) for v in node.outputs] if finish is None else [finish.result]
         if node.op.kind == EXTERNAL:
             self.result.steps.append(
                 Step.external(node.op, tuple(operands), tuple(specs), tuple(outs), node_template_args(node))
@@ -464,13 +499,23 @@ class Scheduler:
             return
         it = iter(specs)
         args = tuple(_replace(a, it) for a in node.args)
-        lowered = node.op.rules.lower(node.op, self.target, self.threads, *args)
+        finishing = None
+        if finish is None:
+            lowered = node.op.rules.lower(node.op, self.target, self.threads, *args)
+        else:
+            lowered = node.op.rules.lower(node.op, self.target, self.threads, *args, epilogue=finish.epilogue)
+            operands += finish.operands
+            finishing = Finished(finish.epilogue.nest, finish.epilogue.params, tuple(finish.operands), finish.result)
         scratch = [self.result.add_scratch(n) for n in lowered.scratch_bytes]
         everything = [*operands, *outs, *scratch]
         for launch in lowered.launches:
             if launch.params[0] > 0:
                 slots = tuple(ERROR if b == -1 else everything[b] for b in launch.buffers)
-                self.result.steps.append(Step.kernel(launch.recipe, slots, launch.params, node.op.name, launch.flops))
+                last = finishing if launch.calls else None
+                step = Step.kernel(launch.recipe, slots, launch.params, node.op.name, launch.flops, last, launch.calls)
+                self.result.steps.append(step)
+        if group is not None and finish is None:
+            GroupEmitter(self, group).emit()
 
     def _finish_outputs(self) -> None:
         for v in self.graph.outputs:

@@ -14,10 +14,12 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from flambeau.base.record import replace
 from flambeau.core.dtype import BY_NAME
 from flambeau.core.symbolic import through
 from flambeau.ir.op import REGISTRY
 from flambeau.runtime.errors import op_id
+from flambeau.templates.epilogue import Epilogue
 from flambeau.templates.launch import Recipe
 from flambeau.templates.loop_nest import build_loop_nest
 from flambeau.templates.loop_program import (
@@ -47,6 +49,7 @@ FAR_BYTES = 256 << 20  # operands from here on lie in no cache: columns are redu
 RUN_UNITS = 32  # rows in a run where the next one is fetched ahead: the first of a run is not
 FEW_UNITS = 16  # a reduction with fewer is divided: threads would idle
 MOST_PIECES = 256
+COST, COST_EXPENSIVE = 2, 16  # of an op for an element, in multiply-adds of a product
 
 
 def largest_divisor(n: int, most: int) -> int:
@@ -181,22 +184,22 @@ class NestBuilder:
                 return dims
             return sorted(dims, key=lambda d: (-abs(main.strides[d]) if main.strides[d] else -(1 << 62), d))
 
-        accesses = self._accesses()
-
-        def merge(dims):
-            groups: list[list[int]] = []
-            for d in dims:
-                if groups:
-                    p = groups[-1][-1]
-                    if all(x.strides[p] == x.strides[d] * self.sizes[d] for x in accesses):
-                        groups[-1].append(d)
-                        continue
-                groups.append([d])
-            return groups
-
-        outer = merge(order([d for d in live if d not in self.reduced]))
+        outer = self._merged(order([d for d in live if d not in self.reduced]))
         inner = [d for d in live if d in self.reduced]
-        return outer, merge(inner if self.serial else order(inner))
+        return outer, self._merged(inner if self.serial else order(inner))
+
+    def _merged(self, dims: Sequence[int]) -> list[list[int]]:
+        """Neighbours that every access runs through as one, put together."""
+        accesses = self._accesses()
+        groups: list[list[int]] = []
+        for d in dims:
+            if groups:
+                p = groups[-1][-1]
+                if all(x.strides[p] == x.strides[d] * self.sizes[d] for x in accesses):
+                    groups[-1].append(d)
+                    continue
+            groups.append([d])
+        return groups
 
     def division(self, lanes: int) -> tuple[int, int] | None:
         """(reduced dim, number of pieces) that gives a long reduction of few rows enough units, and its sums shorter chains; None if
@@ -245,7 +248,7 @@ class NestBuilder:
             chunked = vector == "outer"
         if is_map and (turned := self._as_transposed_copy(target, groups := outer + inner)):
             return turned
-        lanes = max(4, target.vector_bytes // (8 if self.element_bytes and min(self.element_bytes) >= 8 else 4))
+        lanes = self._lanes(target)
         groups = outer + inner
         vector_group = len(outer) - 1 if vector == "outer" else len(groups) - 1
         unroll = self._unroll(vector, is_map, self._size(groups[vector_group]), lanes, threads)
@@ -290,6 +293,42 @@ class NestBuilder:
             self._partial_slot(),
         )
         return Recipe("loop_nest", (nest,), build_loop_nest), self.operands, tuple(params)
+
+    def _lanes(self, target) -> int:
+        return max(4, target.vector_bytes // (8 if self.element_bytes and min(self.element_bytes) >= 8 else 4))
+
+    def finish_rows(self, columns: int, result: Any, target) -> Epilogue | None:
+        """What was collected as an epilogue over rows in their order and the last `columns` dims; None if those are not one dim in memory.
+
+        `result` is the operand that is in cache already.
+        """
+        live = [d for d in range(len(self.sizes)) if self.sizes[d] != 1]
+        first = len(self.sizes) - columns
+        outer, inner = self._merged([d for d in live if d < first]), self._merged([d for d in live if d >= first])
+        if len(inner) > 1:
+            return None
+        groups = outer + (inner or [[]])
+        params = [0, 0, 0, *(self._size(g) for g in groups)]
+        program = []
+        for ins in self._with_positions(groups, len(outer), params):
+            if isinstance(ins, Load):
+                ins = replace(ins, ahead=ins.access[len(outer)] == 1 and self.operands[ins.slot] is not result)
+            elif isinstance(ins, Store):  # the lines are in cache: the result was just written there
+                ins = replace(ins, streaming=False)
+            program.append(ins)
+        slots = len(self.operands)
+        nest = LoopNest(
+            len(outer),
+            1,
+            "inner",
+            False,
+            self._lanes(target),
+            slots,
+            self._unroll("inner", True, 0, 0, 1),
+            tuple(program),
+        )
+        applied = [REGISTRY[ins.op].rules.expensive for ins in program if isinstance(ins, Apply)]
+        return Epilogue(nest, tuple(params), sum(COST_EXPENSIVE if x else COST for x in applied))
 
     def _as_transposed_copy(self, target, groups: list[list[int]]) -> tuple[Recipe, list[Any], tuple[int, ...]] | None:
         """`finish` for what is nothing but a copy that turns memory."""

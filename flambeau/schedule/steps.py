@@ -10,6 +10,7 @@ from typing import Any
 from flambeau.base.record import record
 from flambeau.core.spec import NumberSpec, Spec
 from flambeau.templates.launch import Recipe
+from flambeau.templates.loop_program import LoopNest
 
 
 class Buffer:
@@ -67,11 +68,35 @@ class _Error:
 ERROR = _Error()
 
 
-class Step:
-    """One kernel launch, or one call of a library. `flops` is what a template says its launch is worth (0: not known).
-    `segments` are the launches that this one stands for, if it is several."""
+@record
+class Finished:
+    """How a template's result is finished by its launch: a loop nest with its parameter block and operands, over the memory of `result`."""
 
-    __slots__ = ("args", "flops", "name", "op", "operands", "outputs", "params", "recipe", "segments", "specs")
+    nest: LoopNest
+    params: tuple[int, ...]
+    operands: tuple
+    result: Buffer
+
+
+class Step:
+    """One kernel launch, or one call of a library. `flops` is what a template says its launch is worth (0: not known); `finishing` is its epilogue;
+    `calls` are (position in the parameter block, kernel whose address belongs there); `segments` are the launches
+    that this one stands for, if it is several."""
+
+    __slots__ = (
+        "args",
+        "calls",
+        "finishing",
+        "flops",
+        "name",
+        "op",
+        "operands",
+        "outputs",
+        "params",
+        "recipe",
+        "segments",
+        "specs",
+    )
 
     def __init__(
         self,
@@ -85,14 +110,26 @@ class Step:
         args: tuple = (),
         flops: int = 0,
         segments: tuple = (),
+        finishing: Finished | None = None,
+        calls: tuple[tuple[int, Recipe], ...] = (),
     ):
         self.recipe, self.operands, self.params, self.name, self.flops = recipe, operands, params, name, flops
+        self.finishing, self.calls = finishing, calls
         self.op, self.specs, self.outputs, self.args = op, specs, outputs, args
         self.segments: tuple[Step, ...] = segments
 
     @classmethod
-    def kernel(cls, recipe: Recipe, operands: tuple, params: tuple[int, ...], name: str, flops: int = 0) -> Step:
-        return cls(recipe, operands, params, name, flops=flops)
+    def kernel(
+        cls,
+        recipe: Recipe,
+        operands: tuple,
+        params: tuple[int, ...],
+        name: str,
+        flops: int = 0,
+        finishing: Finished | None = None,
+        calls: tuple[tuple[int, Recipe], ...] = (),
+    ) -> Step:
+        return cls(recipe, operands, params, name, flops=flops, finishing=finishing, calls=calls)
 
     @classmethod
     def external(cls, op: Any, operands: tuple, specs: tuple, outputs: tuple, args: tuple) -> Step:

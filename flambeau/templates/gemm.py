@@ -15,6 +15,7 @@ from __future__ import annotations
 from flambeau.core.dtype import dtype as DType
 from flambeau.kernel import target as targets
 from flambeau.kernel.target import Target
+from flambeau.templates.epilogue import Epilogue
 from flambeau.templates.gemm_complex import PARTS, lower_complex
 from flambeau.templates.gemm_problem import Problem, counted, normalised
 from flambeau.templates.gemm_split import lower_split, splits
@@ -37,14 +38,16 @@ def gemm(
     out_dtype: DType | None = None,
     accumulate: bool = False,
     bias_stride: int | None = None,
+    epilogue: Epilogue | None = None,
     threads: int,
 ) -> Lowered:
     """Launches for out = a @ b (+ bias), or out += … with `accumulate`.
 
-    Operands: 0 a, 1 b, 2 bias if `bias_stride` is given, then out, then scratch. `a_strides` are those of (m, k),
+    Operands: 0 a, 1 b, 2 bias if `bias_stride` is given, those of the `epilogue`, then out, then scratch. `a_strides` are those of (m, k),
     `b_strides` of (k, n), `out_strides` of (*batch, m, n), contiguous if left out; all in elements and of any value.
     Dtypes: floats (narrow ones are summed in float32 and rounded once), integers (they wrap around), complex. The
     bias has the dtype of the result, which is that of the operands, or float32 or int32 for narrower ones.
+    An epilogue (`templates.epilogue`) has one column dim; complex products take none.
     Determinism: bitwise, for any number of threads.
     """
     if out_strides is None:
@@ -64,6 +67,7 @@ def gemm(
         out_name,
         bias,
         accumulate,
+        epilogue=epilogue,
     )
     if m == 0 or n == 0 or problem.matrices == 0:
         return Lowered(())

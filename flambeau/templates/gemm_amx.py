@@ -21,13 +21,15 @@ from flambeau.kernel.dsl import Function, Module, Value
 from flambeau.kernel.target import Target
 from flambeau.kernel.types import Type, f32, i8, i32, i64, ptr, u8, u16, u32, void
 from flambeau.templates import gemm_vector_tiles as vectors
+from flambeau.templates.epilogue import EpilogueCode, Finishing
 from flambeau.templates.gemm_pack import order_of, transposed
 from flambeau.templates.gemm_problem import (
-    SERIAL_WORK,
     Grid,
     Problem,
+    after_batch,
     blocks_of,
     launch,
+    main_launch,
     packed_batch,
     round_up,
     unit_blocks,
@@ -44,6 +46,7 @@ BLOCK_BYTES = 4096  # of depth
 FETCHES = 4  # lines of the next right panel asked into L2 in a step: all of it while 256 rows pass
 PACK_COLUMNS = 768  # of a result: so many repay packing a left operand that lies right
 L1_BYTES, L2_BYTES = 48 << 10, 2 << 20
+FINISHED_PANELS = 16  # of columns in a call of an epilogue: lines are then worth a loop each, and all of it stays in L2
 PACKED_PANELS = 8  # in a unit of packing: pieces of lines long enough to be prefetched
 
 FIELDS = (
@@ -327,8 +330,16 @@ def configure(k: Function) -> None:
     tile_instruction(k, "ldtilecfg", config)
 
 
-def build_amx(target: Target, dtype: str, order: str, out: str, once: bool, prefetch_steps: int) -> Module:
-    """Slots: left, packed right, bias (anything if there is none), out, scratch, block.
+def build_amx(
+    target: Target,
+    dtype: str,
+    order: str,
+    out: str,
+    once: bool,
+    prefetch_steps: int,
+    epilogue: EpilogueCode | None = None,
+) -> Module:
+    """Slots: left, packed right, bias (anything if there is none), out, scratch, those of the epilogue, block.
 
     Scratch of a thread: sums, then packed rows of the left.
     """
@@ -344,10 +355,13 @@ def build_amx(target: Target, dtype: str, order: str, out: str, once: bool, pref
     store = _store_function(
         module, finish_function(module, element.sums, out_type, 16, turns=False), element.sums, out_type
     )
+    finishing = Finishing(epilogue)
     k = module.function("kernel", ABI)
     slots, begin, end, tid = k.args
-    slot = {name: k.load(slots, ptr, i) for i, name in enumerate(("a", "b", "bias", "out", "scratch", "block"))}
+    slot = finishing.slots(k, slots, ("a", "b", "bias", "out", "scratch"))
     p = {name: k.load(slot["block"], i64, i) for i, name in enumerate(FIELDS)}
+    words = k.offset(slot["block"], 8 * BATCH)
+    finishing.over(k, after_batch(k, words))
     stage = k.offset(slot["scratch"], tid * p["scratch_stride"])
     panels_n = (p["block_n"] + (PANEL - 1)) // PANEL
     panels_m = (p["block_m"] + (PANEL - 1)) // PANEL
@@ -361,10 +375,15 @@ def build_amx(target: Target, dtype: str, order: str, out: str, once: bool, pref
     single = p["stage_stride"].eq(0).to(i64)
     c_line = p["c_row"] * out_type.size
 
+    def store_due() -> None:
+        with k.range(0, due.get()) as i:
+            _store_line(k, before.get(), before_out.get(), c_line, i, element.sums, out_type)
+        due.set(0)
+
     with k.range(begin, end) as unit:
         rest, column_tile = unit // p["tiles_n"], unit % p["tiles_n"]
         batch, row_tile = rest // p["tiles_m"], rest % p["tiles_m"]
-        a_at, b_at, c_at = unit_offsets(k, k.offset(slot["block"], 8 * BATCH), batch, 3)
+        a_at, b_at, c_at = unit_offsets(k, words, batch, 3)
         row0, column0 = row_tile * p["block_m"], column_tile * p["block_n"]
         rows, columns = k.minimum(p["m"] - row0, p["block_m"]), k.minimum(p["n"] - column0, p["block_n"])
         a_unit = k.offset(slot["a"], a_at + row0 * p["a_row"], bits)
@@ -465,9 +484,24 @@ def build_amx(target: Target, dtype: str, order: str, out: str, once: bool, pref
 
                     with k.when(last):
                         k.when_else(straight & width.eq(PANEL), store_later, store_now)
-        with k.range(0, due.get()) as i:
-            _store_line(k, before.get(), before_out.get(), c_line, i, element.sums, out_type)
-        due.set(0)
+                if finishing:
+                    # A row of panels, or columns enough for lines that are worth fetching; what waits is stored first.
+                    most = k.select(by_rows, rows, columns)
+                    reach = k.minimum(outer + PANEL, most)
+                    span = PANEL * FINISHED_PANELS
+                    span = (
+                        k.const(i64, span)
+                        if epilogue.turned
+                        else k.select(by_rows, k.const(i64, PANEL), k.const(i64, span))
+                    )
+                    with k.when(last & (reach.eq(most) | (reach & (span - 1)).eq(0))):
+                        store_due()
+                        start = outer & (k.const(i64, 0) - span)
+                        count, zero = reach - start, k.const(i64, 0)
+                        i, height = k.select(by_rows, start, zero), k.select(by_rows, count, rows)
+                        j, width = k.select(by_rows, zero, start), k.select(by_rows, columns, count)
+                        finishing.block(k, (p["m"], p["n"]), batch, row0 + i, height, column0 + j, width)
+        store_due()
     if tiles:
         tile_instruction(k, "tilerelease")
     k.ret()
@@ -540,7 +574,7 @@ def lower_amx(p: Problem, threads: int, *, panels: int = 0, columns: int = 0) ->
     fields = (p.m, p.n, p.k, *p.a, *p.b, *p.out, *(p.bias or (0, 0)), block_m, block_n, block_k, tiles_m, tiles_n, scratch_stride,
               int(in_place), stage_stride, int(by_rows), p.flags)  # fmt: skip
     units = p.matrices * tiles_m * tiles_n
-    grain = 0 if p.work < SERIAL_WORK else 1
+    grain = 0 if p.is_short else 1
     out = p.inputs
     pack = launch(
         "gemm_amx_pack",
@@ -553,5 +587,5 @@ def lower_amx(p: Problem, threads: int, *, panels: int = 0, columns: int = 0) ->
     )
     once = size * PANEL * block_k <= 2 * L1_BYTES // 3 and not streaming and not by_rows
     kind = (p.dtype, order_of(*p.a), p.out_dtype, once, 8 if streaming else 0)
-    main = launch("gemm_amx", kind, build_amx, (0, out + 1, 2, out, out + 2), units, grain, (*fields, *reading))
+    main = main_launch(p, "gemm_amx", kind, build_amx, (0, out + 1, 2, out, out + 2), units, grain, (*fields, *reading))
     return Lowered((pack, main), (matrices * matrix * size, scratch_stride * threads))

@@ -19,7 +19,16 @@ from flambeau.base.record import replace
 from flambeau.kernel.dsl import Function, Module, Value
 from flambeau.kernel.target import Target
 from flambeau.kernel.types import bf16, f32, i64, ptr
-from flambeau.templates.gemm_problem import SERIAL_WORK, Problem, launch, packed_batch, plain_batch, round_up
+from flambeau.templates.epilogue import EpilogueCode, Finishing
+from flambeau.templates.gemm_problem import (
+    Problem,
+    after_batch,
+    launch,
+    main_launch,
+    packed_batch,
+    plain_batch,
+    round_up,
+)
 from flambeau.templates.gemm_tiles import ABI, ELEMENTS, finish_function, unit_offsets
 from flambeau.templates.launch import Lowered
 
@@ -76,14 +85,18 @@ def depth_block(p: Problem) -> int:
     return min(p.k, max(LEAST_DEPTH, round_up(BLOCK_BYTES // (p.m * size), 64)))
 
 
-def build_dot(target: Target, dtype: str, out: str, rows: int, columns: int, unroll: int) -> Module:
-    """Slots: x, w, bias (anything if there is none), out, scratch, block; a unit is `block_n` lines of w for one matrix."""
+def build_dot(
+    target: Target, dtype: str, out: str, rows: int, columns: int, unroll: int, epilogue: EpilogueCode | None = None
+) -> Module:
+    """Slots: x, w, bias (anything if there is none), out, scratch, those of the epilogue, block; a unit is `block_n` lines of w for one
+    matrix."""
     memory, compute = ELEMENTS[dtype]
     out_type = ELEMENTS[out][0]
     lanes = target.lanes(compute)
     pairs = memory is bf16 and target.has("avx512bf16") and target.vector_bytes == 64
     module = Module(target.vector_bytes * 8, native_bf16=target.has("avx512bf16"))
     finish = finish_function(module, compute, out_type, 4, turns=False)
+    finishing = Finishing(epilogue)
     fused = compute.is_float and (target.arch == "aarch64" or target.has("fma"))
     element = memory.vec(2 * lanes if pairs else lanes)
 
@@ -95,8 +108,10 @@ def build_dot(target: Target, dtype: str, out: str, rows: int, columns: int, unr
 
     k = module.function("kernel", ABI)
     slots, begin, end, tid = k.args
-    slot = {name: k.load(slots, ptr, i) for i, name in enumerate(("x", "w", "bias", "out", "scratch", "block"))}
+    slot = finishing.slots(k, slots, ("x", "w", "bias", "out", "scratch"))
     p = {name: k.load(slot["block"], i64, i) for i, name in enumerate(FIELDS)}
+    words = k.offset(slot["block"], 8 * BATCH)
+    finishing.over(k, after_batch(k, words))
     waiting = k.offset(slot["scratch"], tid * p["scratch_stride"])
     vector = compute.vec(lanes)
     tile = k.stack(rows * columns * compute.size)
@@ -157,7 +172,7 @@ def build_dot(target: Target, dtype: str, out: str, rows: int, columns: int, unr
 
     with k.range(begin, end) as unit:
         place, column_tile = unit // p["tiles_n"], unit % p["tiles_n"]
-        x_at, w_at, c_at = unit_offsets(k, k.offset(slot["block"], 8 * BATCH), place, 3)
+        x_at, w_at, c_at = unit_offsets(k, words, place, 3)
         column0 = column_tile * p["block_n"]
         end_column = k.minimum(p["n"], column0 + p["block_n"])
         x_unit, w_unit = k.offset(slot["x"], x_at, memory), k.offset(slot["w"], w_at, memory)
@@ -206,6 +221,8 @@ def build_dot(target: Target, dtype: str, out: str, rows: int, columns: int, unr
             following = at + depth
             start.set(following)
             more.set((following < p["k"]).to(i64))
+        if finishing:
+            finishing.block(k, (p["m"], p["n"]), place, 0, p["m"], column0, end_column - column0)
     k.ret()
     return module
 
@@ -275,9 +292,9 @@ def lower_dot(p: Problem, target: Target, threads: int, *, tile: tuple[int, ...]
     scratch_stride = round_up(waiting, 4096) + 128
     fields = (p.m, p.n, p.k, p.a[0], p.b[1], *p.out, *(p.bias or (0, 0)), block_n, tiles_n, block_k, x_step, ahead,
               scratch_stride, p.flags)  # fmt: skip
-    grain = 0 if p.work < SERIAL_WORK else 1
+    grain = 0 if p.is_short else 1
     slots = (x, 1, 2, p.inputs, p.inputs + 1 + len(scratch))
-    launches.append(launch("gemm_dot", (p.dtype, p.out_dtype, rows, columns, unroll), build_dot, slots, p.matrices * tiles_n,
+    launches.append(main_launch(p, "gemm_dot", (p.dtype, p.out_dtype, rows, columns, unroll), build_dot, slots, p.matrices * tiles_n,
                            grain, (*fields, *plain_batch(p))))  # fmt: skip
     return Lowered(tuple(launches), (*scratch, scratch_stride * threads))
 

@@ -14,6 +14,9 @@ from collections.abc import Iterable
 
 from flambeau.base.record import as_tuple, record, replace
 from flambeau.core.symbolic import through
+from flambeau.kernel.dsl import Function, Value
+from flambeau.kernel.types import i64
+from flambeau.templates.epilogue import Epilogue
 from flambeau.templates.launch import Launch, Lowered, Recipe
 
 SERIAL_WORK = 1 << 17  # multiply-adds below which waking a thread costs more than it brings (about 4 us)
@@ -35,6 +38,7 @@ class Problem:
     bias: tuple[int, int] | None  # strides along m, n
     accumulate: bool
     base: tuple[int, int, int] = (0, 0, 0)  # where in a, b and out the first matrix starts
+    epilogue: Epilogue | None = None  # its rows are those of all matrices in order
 
     @property
     def matrices(self) -> int:
@@ -46,14 +50,25 @@ class Problem:
         return self.matrices * self.m * self.n * self.k
 
     @property
+    def is_short(self) -> bool:
+        """Whether waking a thread costs more than it brings, with what finishes the result counted in."""
+        finishing = 0 if self.epilogue is None else self.matrices * self.m * self.n * self.epilogue.cost
+        return self.work + finishing < SERIAL_WORK
+
+    @property
     def flags(self) -> int:
         """What is added to the product: 1 the old result, 2 the bias."""
         return int(self.accumulate) | 2 * (self.bias is not None)
 
     @property
+    def own_inputs(self) -> int:
+        """Operands before those of the epilogue."""
+        return 2 if self.bias is None else 3
+
+    @property
     def inputs(self) -> int:
         """Operands before the result."""
-        return 2 if self.bias is None else 3
+        return self.own_inputs + (0 if self.epilogue is None else self.epilogue.operands)
 
 
 def swapped(p: Problem) -> Problem:
@@ -68,6 +83,7 @@ def swapped(p: Problem) -> Problem:
         batch=tuple((size, b, a, out) for size, a, b, out in p.batch),
         bias=None if p.bias is None else p.bias[::-1],
         base=(p.base[1], p.base[0], p.base[2]),
+        epilogue=None if p.epilogue is None else replace(p.epilogue, turned=not p.epilogue.turned),
     )
 
 
@@ -148,7 +164,7 @@ def unit_blocks(p: Problem, grid: Grid, threads: int) -> tuple[int, int]:
 
     Blocks do not change results: every element is summed along depth by one unit.
     """
-    return through(_unit_blocks, p.m, p.n, p.matrices, 1 if p.work < SERIAL_WORK else threads, *as_tuple(grid))
+    return through(_unit_blocks, p.m, p.n, p.matrices, 1 if p.is_short else threads, *as_tuple(grid))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -222,3 +238,23 @@ def launch(
 ) -> Launch:
     """A launch whose units go to one thread if `grain` is 0."""
     return Launch(Recipe(name, parameters, build), buffers, (units, grain or units, *fields))
+
+
+def main_launch(
+    p: Problem,
+    name: str,
+    parameters: tuple,
+    build,
+    buffers: tuple[int, ...],
+    units: int,
+    grain: int,
+    fields: tuple[int, ...],
+) -> Launch:
+    """The launch that gives the result, whose own words end in `batch_words`, with what finishes it."""
+    found = launch(name, parameters, build, buffers, units, grain, fields)
+    return found if p.epilogue is None else p.epilogue.finished(found, p.own_inputs)
+
+
+def after_batch(k: Function, words: Value) -> Value:
+    """Where in a parameter block the words behind `batch_words` begin."""
+    return k.offset(words, (k.load(words, i64) + 1) * 32)

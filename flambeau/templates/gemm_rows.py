@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from flambeau.kernel.dsl import Module, Value
 from flambeau.kernel.target import Target
-from flambeau.kernel.types import i64, ptr
-from flambeau.templates.gemm_problem import SERIAL_WORK, Problem, launch, plain_batch, round_up
+from flambeau.kernel.types import i64
+from flambeau.templates.epilogue import EpilogueCode, Finishing
+from flambeau.templates.gemm_problem import Problem, after_batch, main_launch, plain_batch, round_up
 from flambeau.templates.gemm_tiles import ABI, ELEMENTS, finish_function, unit_offsets
 from flambeau.templates.launch import Lowered
 
@@ -25,18 +26,24 @@ FIELDS = (
 BATCH = len(FIELDS)
 
 
-def build_rows(target: Target, dtype: str, out: str, rows: int, depth: int) -> Module:
-    """Slots: a, b, bias (anything if there is none), out, scratch, block; a unit is a block of columns of one matrix."""
+def build_rows(
+    target: Target, dtype: str, out: str, rows: int, depth: int, epilogue: EpilogueCode | None = None
+) -> Module:
+    """Slots: a, b, bias (anything if there is none), out, scratch, those of the epilogue, block; a unit is a block of columns of one
+    matrix."""
     memory, compute = ELEMENTS[dtype]
     out_type = ELEMENTS[out][0]
     lanes = target.lanes(compute)
     module = Module(target.vector_bytes * 8, native_bf16=target.has("avx512bf16"))
     finish = finish_function(module, compute, out_type, lanes, turns=False)
+    finishing = Finishing(epilogue)
     fused = compute.is_float and (target.arch == "aarch64" or target.has("fma"))
     k = module.function("kernel", ABI)
     slots, begin, end, tid = k.args
-    slot = {name: k.load(slots, ptr, i) for i, name in enumerate(("a", "b", "bias", "out", "scratch", "block"))}
+    slot = finishing.slots(k, slots, ("a", "b", "bias", "out", "scratch"))
     p = {name: k.load(slot["block"], i64, i) for i, name in enumerate(FIELDS)}
+    words = k.offset(slot["block"], 8 * BATCH)
+    finishing.over(k, after_batch(k, words))
     sums = k.offset(slot["scratch"], tid * p["scratch_stride"])
     line = p["block_n"]
 
@@ -68,7 +75,7 @@ def build_rows(target: Target, dtype: str, out: str, rows: int, depth: int) -> M
 
     with k.range(begin, end) as unit:
         place, column_tile = unit // p["tiles_n"], unit % p["tiles_n"]
-        a_at, b_at, c_at = unit_offsets(k, k.offset(slot["block"], 8 * BATCH), place, 3)
+        a_at, b_at, c_at = unit_offsets(k, words, place, 3)
         column0 = column_tile * line
         columns = k.minimum(p["n"] - column0, line)
         with k.range(0, rows * line, lanes) as j:
@@ -97,6 +104,8 @@ def build_rows(target: Target, dtype: str, out: str, rows: int, depth: int) -> M
             p["bias_column"],
             p["flags"],
         )
+        if finishing:
+            finishing.block(k, (k.const(i64, rows), p["n"]), place, 0, rows, column0, columns)
     k.ret()
     return module
 
@@ -113,8 +122,10 @@ def lower_rows(p: Problem, target: Target, threads: int, *, columns: int = 0, de
     scratch_stride = round_up(block_n * p.m * compute.size, 4096) + 128
     fields = (p.n, p.k, *p.a, p.b[0], *p.out, *(p.bias or (0, 0)), block_n, tiles_n, scratch_stride, p.flags)
     units = p.matrices * tiles_n
-    grain = 0 if p.work < SERIAL_WORK else 1
+    grain = 0 if p.is_short else 1
     out = p.inputs
     kind = (p.dtype, p.out_dtype, p.m, depth)
-    step = launch("gemm_rows", kind, build_rows, (0, 1, 2, out, out + 1), units, grain, (*fields, *plain_batch(p)))
+    step = main_launch(
+        p, "gemm_rows", kind, build_rows, (0, 1, 2, out, out + 1), units, grain, (*fields, *plain_batch(p))
+    )
     return Lowered((step,), (scratch_stride * threads,))

@@ -12,8 +12,9 @@ from collections.abc import Callable
 from flambeau.base.record import replace
 from flambeau.kernel.dsl import Module
 from flambeau.kernel.target import Target
-from flambeau.kernel.types import i64, ptr
-from flambeau.templates.gemm_problem import Problem, launch, normalised, plain_batch, round_up
+from flambeau.kernel.types import i64
+from flambeau.templates.epilogue import EpilogueCode, Finishing
+from flambeau.templates.gemm_problem import Problem, after_batch, main_launch, normalised, plain_batch, round_up
 from flambeau.templates.gemm_tiles import ABI, ELEMENTS, finish_function, unit_offsets
 from flambeau.templates.launch import Launch, Lowered
 
@@ -26,19 +27,23 @@ def splits(p: Problem) -> bool:
     return p.m * p.n <= SMALL_RESULT and p.matrices <= 8 and p.k >= 2 * CHUNK
 
 
-def build_sum(target: Target, dtype: str, out: str) -> Module:
-    """out = the sum of `parts` partial results (+ out) (+ bias). Slots: parts, bias, out, block; a unit is one matrix."""
+def build_sum(target: Target, dtype: str, out: str, epilogue: EpilogueCode | None = None) -> Module:
+    """out = the sum of `parts` partial results (+ out) (+ bias). Slots: parts, bias, out, those of the epilogue, block; a unit is one
+    matrix."""
     compute, out_type = ELEMENTS[dtype][1], ELEMENTS[out][0]
     lanes = target.lanes(compute)
     module = Module(target.vector_bytes * 8, native_bf16=target.has("avx512bf16"))
     finish = finish_function(module, compute, out_type, lanes)
+    finishing = Finishing(epilogue)
     k = module.function("kernel", ABI)
     slots, begin, end, _ = k.args
-    parts_at, bias, out_at, block = (k.load(slots, ptr, i) for i in range(4))
+    parts_at, bias, out_at, block = finishing.slots(k, slots, ("parts", "bias", "out")).values()
     m, n, parts, c_row, c_column, bias_row, bias_column, flags = (k.load(block, i64, 2 + i) for i in range(8))
+    words = k.offset(block, 8 * 10)
+    finishing.over(k, after_batch(k, words))
     count = m * n
     with k.range(begin, end) as unit:
-        out_offset = unit_offsets(k, k.offset(block, 8 * 10), unit, 3)[2]
+        out_offset = unit_offsets(k, words, unit, 3)[2]
         mine = k.offset(parts_at, unit * parts * count, compute)
         with k.range(0, count, lanes) as j:
             mask = k.tail_mask(count - j, lanes)
@@ -48,6 +53,8 @@ def build_sum(target: Target, dtype: str, out: str) -> Module:
             k.store(mine, total.get(), j, mask=mask)
         to = k.offset(out_at, out_offset, out_type)
         k.call(finish, mine, n, to, c_row, c_column, m, n, bias, bias_row, bias_column, flags)
+        if finishing:
+            finishing.block(k, (m, n), unit, 0, m, 0, n)
     k.ret()
     return module
 
@@ -64,7 +71,9 @@ def lower_split(p: Problem, lower: Callable[[Problem], Lowered]) -> Lowered:
     for size, a, b, _ in p.batch:
         batch.append((size, a, b, step))
         step *= size
-    inner = replace(p, out=(p.n, 1), out_dtype=COMPUTE_NAMES[compute.suffix], bias=None, accumulate=False)
+    inner = replace(
+        p, out=(p.n, 1), out_dtype=COMPUTE_NAMES[compute.suffix], bias=None, accumulate=False, epilogue=None
+    )
     steps: list[Launch] = []
     scratch = [step * compute.size]
 
@@ -85,5 +94,7 @@ def lower_split(p: Problem, lower: Callable[[Problem], Lowered]) -> Lowered:
             )
         )
     fields = (p.m, p.n, parts, *p.out, *(p.bias or (0, 0)), p.flags, *plain_batch(replace(p, base=(0, 0, out_base))))
-    steps.append(launch("gemm_sum", (p.dtype, p.out_dtype), build_sum, (partial, 2, out), p.matrices, 1, fields))
+    steps.append(
+        main_launch(p, "gemm_sum", (p.dtype, p.out_dtype), build_sum, (partial, 2, out), p.matrices, 1, fields)
+    )
     return Lowered(tuple(steps), tuple(scratch))

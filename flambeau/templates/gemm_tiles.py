@@ -16,13 +16,15 @@ from typing import NamedTuple
 from flambeau.kernel.dsl import Function, Module, Value
 from flambeau.kernel.target import Target
 from flambeau.kernel.types import Type, bf16, f16, f32, f64, i8, i16, i32, i64, ptr, u8
+from flambeau.templates.epilogue import EpilogueCode, Finishing
 from flambeau.templates.gemm_pack import DEPTH_ALIGN, order_of, pack_function, transposed
 from flambeau.templates.gemm_problem import (
-    SERIAL_WORK,
     Grid,
     Problem,
+    after_batch,
     blocks_of,
     launch,
+    main_launch,
     packed_batch,
     plain_batch,
     round_up,
@@ -47,6 +49,10 @@ ABI = [("slots", ptr), ("begin", i64), ("end", i64), ("tid", i64)]
 
 # Where the parameter block holds what (int64 each). Strides are in elements.
 PACKED_PANELS = 4  # of B in a unit of packing: pieces of rows long enough to be prefetched
+FINISHED_PANELS = (
+    8  # of a result in one call of an epilogue: its lines are worth a loop each, and the piece stays in L2
+)
+FINISHED_ROWS = 256  # of a transposed result in one call of an epilogue: its lines are as long
 
 FIELDS = (
     "units", "grain", "m", "n", "k", "a_row", "a_step", "b_step", "b_column", "c_row", "c_column", "bias_row", "bias_column",
@@ -70,6 +76,7 @@ class TileKernel(NamedTuple):
     vectors: int  # columns of the register tile in vectors; panels of B have that width
     tail_vectors: int  # the same for columns left over
     ahead: int  # steps of depth that a plain B is fetched ahead by software, where its rows are far apart
+    epilogue: EpilogueCode | None = None  # what finishes the result
 
     @property
     def packs_a(self) -> bool:
@@ -94,6 +101,7 @@ class Tiles:
         self.fused = self.compute.is_float and (target.arch == "aarch64" or target.has("fma"))
         self.module = Module(target.vector_bytes * 8, native_bf16=target.has("avx512bf16"))
         self.finish = finish_function(self.module, self.compute, self.out, self.lanes)
+        self.finishing = Finishing(kind.epilogue)
         self.heights = {False: kind.heights, True: tuple(h for h in kind.heights if h in (self.height, 4, 1))}
         self.tails_masked = kind.b_mode == "plain"
         # By whether it is for the columns left over; there are fewer heights for those.
@@ -337,9 +345,10 @@ def even_heights(k: Function, heights: tuple[int, ...], rows: Value) -> dict[int
 
 
 def build_tiles(target: Target, *parameters) -> Module:
-    """Slots: a, b, bias (anything if there is none), out, scratch, block."""
+    """Slots: a, b, bias (anything if there is none), out, scratch, those of the epilogue, block."""
     kind = TileKernel(*parameters)
     t = Tiles(target, kind)
+    finishing = t.finishing
     lanes, height, width = t.lanes, t.height, t.width
     if kind.packs_a:
         pack_a = pack_function(t.module, "pack_a", t.memory, t.compute, height, lanes, kind.a_mode)
@@ -347,8 +356,10 @@ def build_tiles(target: Target, *parameters) -> Module:
         pack_b = pack_function(t.module, "pack_b", t.memory, t.compute, width, lanes, kind.b_mode)
     k = t.module.function("kernel", ABI)
     slots, begin, end, tid = k.args
-    slot = {name: k.load(slots, ptr, i) for i, name in enumerate(("a", "b", "bias", "out", "scratch", "block"))}
+    slot = finishing.slots(k, slots, ("a", "b", "bias", "out", "scratch"))
     p = {name: k.load(slot["block"], i64, i) for i, name in enumerate(FIELDS)}
+    words = k.offset(slot["block"], 8 * BATCH)
+    finishing.over(k, after_batch(k, words))
     scratch = k.offset(slot["scratch"], tid * p["scratch_stride"])
     b_type = t.compute if kind.b_mode == "panels" else t.memory
     padded_n = (p["n"] + (width - 1)) // width * width
@@ -356,7 +367,7 @@ def build_tiles(target: Target, *parameters) -> Module:
     with k.range(begin, end) as unit:
         rest, column_tile = unit // p["tiles_n"], unit % p["tiles_n"]
         place, row_tile = rest // p["tiles_m"], rest % p["tiles_m"]
-        a_at, b_at, c_at = unit_offsets(k, k.offset(slot["block"], 8 * BATCH), place, 3)
+        a_at, b_at, c_at = unit_offsets(k, words, place, 3)
         row0, column0 = row_tile * p["block_m"], column_tile * p["block_n"]
         rows = k.minimum(p["m"] - row0, p["block_m"])
         even = {} if kind.packs_a else even_heights(k, kind.heights, rows)
@@ -453,33 +464,46 @@ def build_tiles(target: Target, *parameters) -> Module:
                 with k.range(k.maximum(whole, start_column), end_column, tail_width) as j:
                     column_of_tiles(j, True)
 
-            if kind.packs_b:
+            following = at + depth
+            if kind.packs_b or (finishing and not kind.staged):
                 with k.range(0, columns, width * PACKED_PANELS) as j:
                     group0.set(j)
                     group = k.minimum(columns - j, width * PACKED_PANELS)
-                    source = k.offset(b_block, j * p["b_column"], t.memory)
-                    k.call(pack_b, source, p["b_column"], p["b_step"], group, depth, packed_b, stored_depth * width)
+                    if kind.packs_b:
+                        source = k.offset(b_block, j * p["b_column"], t.memory)
+                        k.call(pack_b, source, p["b_column"], p["b_step"], group, depth, packed_b, stored_depth * width)
                     panels(j, j + group)
+                    if finishing and not kind.staged:
+                        reach, span = j + group, width * FINISHED_PANELS
+                        due = reach.eq(columns) | (reach % span).eq(0)
+                        with k.when((following >= p["k"]) & due):
+                            begun = j // span * span
+                            finishing.block(k, (p["m"], p["n"]), place, row0, rows, column0 + begun, reach - begun)
             else:
                 panels(0, columns)
-            following = at + depth
             start.set(following)
             more.set((following < p["k"]).to(i64))
         if kind.staged:
-            k.call(
-                t.finish,
-                c_unit,
-                c_row,
-                out_unit,
-                p["c_row"],
-                p["c_column"],
-                rows,
-                columns,
-                bias_unit,
-                p["bias_row"],
-                p["bias_column"],
-                p["flags"],
-            )
+            # With an epilogue a piece at a time, which stays in L2.
+            step = {None: p["block_m"], False: 16, True: FINISHED_ROWS}[finishing.code and finishing.code.turned]
+            with k.range(0, rows, step) as i:
+                part = k.minimum(rows - i, step)
+                k.call(
+                    t.finish,
+                    k.offset(c_unit, i * c_row, c_type),
+                    c_row,
+                    k.offset(out_unit, i * p["c_row"], t.out),
+                    p["c_row"],
+                    p["c_column"],
+                    part,
+                    columns,
+                    k.offset(bias_unit, i * p["bias_row"], t.out),
+                    p["bias_row"],
+                    p["bias_column"],
+                    p["flags"],
+                )
+                if finishing:
+                    finishing.block(k, (p["m"], p["n"]), place, row0 + i, part, column0, columns)
     k.ret()
     return t.module
 
@@ -599,7 +623,7 @@ def lower_tiles(
 
     fields = (p.m, p.n, p.k, *p.a, *p.b, *p.out, *(p.bias or (0, 0)), block_m, block_n, block_k, tiles_m, tiles_n, scratch_stride,
               packed_rows, p.flags | far(p))  # fmt: skip
-    grain = 0 if p.work < SERIAL_WORK else 1
+    grain = 0 if p.is_short else 1
     out, b, scratch = p.inputs, 1, p.inputs + 1
     launches, sizes = [], [scratch_stride * threads]
     if shared_b:
@@ -611,7 +635,7 @@ def lower_tiles(
     units = p.matrices * tiles_m * tiles_n
     slots = (0, b, 2, out, scratch)  # out stands for a bias that there is not
     words = reading if shared_b else plain_batch(p)
-    launches.append(launch("gemm_tiles", tuple(kind), build_tiles, slots, units, grain, (*fields, *words)))
+    launches.append(main_launch(p, "gemm_tiles", tuple(kind)[:-1], build_tiles, slots, units, grain, (*fields, *words)))
     return Lowered(tuple(launches), tuple(sizes))
 
 
@@ -670,6 +694,7 @@ def lower_plain(p: Problem, target: Target, threads: int, *, panels: int = 0, co
     )
     out = p.inputs
     units = p.matrices * tiles_m * tiles_n
-    grain = 0 if p.work < SERIAL_WORK else max(1, units // (16 * threads))
+    grain = 0 if p.is_short else max(1, units // (16 * threads))
     slots = (0, 1, 2, out, out)  # out stands for a bias that there is not, and for scratch
-    return Lowered((launch("gemm_tiles", tuple(kind), build_tiles, slots, units, grain, (*fields, *plain_batch(p))),))
+    words = (*fields, *plain_batch(p))
+    return Lowered((main_launch(p, "gemm_tiles", tuple(kind)[:-1], build_tiles, slots, units, grain, words),))

@@ -216,7 +216,7 @@ def question(p: Problem, target: Target, threads: int) -> Question | None:
     entries = [step for entry in p.batch for step in entry[1:]]
     if p.k == 0 or min((*p.a, *p.b, *p.out, *(p.bias or ()), *entries)) < 0:
         return None
-    p = replace(p, base=(0, 0, 0))
+    p = replace(p, base=(0, 0, 0), epilogue=None)  # what finishes the result costs all ways the same
     reorder = settings.tune_reorders
     size, out_size = ELEMENTS[p.dtype][0].size, ELEMENTS[p.out_dtype][0].size
     layouts = [tuple(stride_class(s, size) for s in strides) for strides in (p.a, p.b)]

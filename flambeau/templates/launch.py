@@ -32,13 +32,15 @@ class Launch:
     `buffers[i]` is the operand that pointer slot i holds: inputs 0 …, then outputs, then the scratch buffers of the
     `Lowered` it belongs to, numbered on. `params` is the int64 parameter block, whose address is the last slot;
     params[0] is the number of units, params[1] how many of them one thread should take at a time. `flops` is how many
-    operations on numbers it is worth, for instruments; 0 where nobody counts them.
+    operations on numbers it is worth, for instruments; 0 where nobody counts them. `calls` are (position, recipe): whoever
+    makes the block puts the address of that kernel there, in place of 0.
     """
 
     recipe: Recipe
     buffers: tuple[int, ...]
     params: tuple[int, ...]
     flops: int = 0
+    calls: tuple[tuple[int, Recipe], ...] = ()
 
 
 @record
