@@ -310,7 +310,7 @@ class NestBuilder:
         groups = outer + (inner or [[]])
         params = [0, 0, 0, *(self._size(g) for g in groups)]
         program = []
-        for ins in self._with_positions(groups, len(outer), params):
+        for ins in self.positioned(groups, len(outer), params):
             if isinstance(ins, Load):
                 ins = replace(ins, ahead=ins.access[len(outer)] == 1 and self.operands[ins.slot] is not result)
             elif isinstance(ins, Store):  # the lines are in cache: the result was just written there
