@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 
 from flambeau.base.lazy import np
-from flambeau.core.dtype import float32
+from flambeau.core.dtype import bfloat16, float32
 from flambeau.core.spec import Spec
 from flambeau.ir.kinds import Composite, Template, common_device
 from flambeau.ir.op import REGISTRY, declare
@@ -26,6 +26,8 @@ from flambeau.templates import conv as templates
 from flambeau.templates.conv_depthwise import depthwise, depthwise_weight
 from flambeau.templates.conv_transposed import MOST_PHASES, depthwise_transposed, transposed_convolution
 from flambeau.templates.conv_weight import weight_gradient
+
+LEAST_PLACES = 16  # of a channel whose elements are finished as they are computed: an epilogue goes channel by channel
 
 
 # ------------------------------------------------------------------ the three bilinear ops
@@ -72,15 +74,19 @@ class convolve_planes(Template):
     def meta(op, x, w, bias, counts, stride, low, dilation, groups):
         return Spec.of((x.shape[0], w.shape[0], *counts), x.dtype, common_device("convolution", [x, w]))
 
-    def lower(op, target, threads, x, w, bias, counts, stride, low, dilation, groups):
+    def columns(op, x, w, bias, counts, stride, low, dilation, groups):
+        if math.prod(counts) < LEAST_PLACES or (x.dtype is bfloat16 and (w.shape[1] > 1 or groups == 1)):
+            return 0
+        return len(counts)
+
+    def lower(op, target, threads, x, w, bias, counts, stride, low, dilation, groups, epilogue=None):
         given = (x.dtype.name, None if bias is None else bias.strides[0])
+        layout = (x.shape, x.strides, w.shape, w.strides, counts, stride, low, dilation)
         if w.shape[1] == 1 and groups > 1:
-            return depthwise(
-                x.shape, x.strides, w.shape, w.strides, counts, stride, low, dilation, *given, threads=threads
-            )
-        return templates.convolution(
-            x.shape, x.strides, w.shape, w.strides, counts, stride, low, dilation, groups, *given, threads=threads
-        )
+            found = depthwise(*layout, *given, threads=threads)
+        else:
+            found = templates.convolution(*layout, groups, *given, threads=threads)
+        return found if epilogue is None else epilogue.behind(found, 2 if bias is None else 3)
 
     def batch(size, dims, x, w, bias, counts, stride, low, dilation, groups):
         ops = REGISTRY

@@ -23,7 +23,16 @@ from flambeau.templates import conv_amx
 from flambeau.templates.choice import Question, asked, size_class
 from flambeau.templates.conv_amx import lower_amx
 from flambeau.templates.conv_planes import Planes, fused, multiply_add, planes_of, weight_offsets
-from flambeau.templates.conv_store import INDEX_FIELDS, VECTORS, index_places, lies_whole, record_bytes, store_tile
+from flambeau.templates.conv_store import (
+    INDEX_FIELDS,
+    VECTORS,
+    index_before,
+    index_places,
+    lies_whole,
+    record_bytes,
+    store_tile,
+)
+from flambeau.templates.epilogue import EpilogueCode, Finishing
 from flambeau.templates.gemm_pack import pack_function, padded_depth
 from flambeau.templates.launch import Launch, Lowered, Recipe
 from flambeau.templates.loop_program import MEMORY, REGISTER
@@ -31,6 +40,7 @@ from flambeau.templates.windows import ABI
 
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 MOST_UNROLLED = 9  # taps written out one after the other
+FINISHED_TILES = 8  # of places in one call of an epilogue, where all panels pass by a tile
 TILES = 64  # column tiles of a unit at most: their indices stay in L1
 PANEL_BYTES = 3 << 18  # panels that stay in L2 while tiles of places pass by
 
@@ -92,8 +102,17 @@ def build_weights(target: Target, dtype: str, height: int, order: str) -> Module
 
 
 # ------------------------------------------------------------------ register tiles
-def build_tiles(target: Target, dtype: str, height: int, taps: int, direct: bool, tiles_outside: bool) -> Module:
-    """Slots: planes (or the input itself if `direct`), packed weights, bias, out, scratch, block; then the taps' offsets in the block.
+def build_tiles(
+    target: Target,
+    dtype: str,
+    height: int,
+    taps: int,
+    direct: bool,
+    tiles_outside: bool,
+    epilogue: EpilogueCode | None = None,
+) -> Module:
+    """Slots: planes (or the input itself if `direct`), packed weights, bias, out, scratch, those of the epilogue, block; then the taps'
+    offsets in the block.
 
     A unit is a block of panels by a block of column tiles of one group of one image. `taps` are written out (0: a loop). With
     `tiles_outside` the panels, which stay in L2, pass by one tile of places, which stays in L1; else the other way round.
@@ -108,11 +127,11 @@ def build_tiles(target: Target, dtype: str, height: int, taps: int, direct: bool
     }
     k = module.function("kernel", ABI)
     slots, begin, end, tid = k.args
-    slot = {
-        name: k.load(slots, ptr, i) for i, name in enumerate(("planes", "packed", "bias", "out", "scratch", "block"))
-    }
+    finishing = Finishing(epilogue)
+    slot = finishing.slots(k, slots, ("planes", "packed", "bias", "out", "scratch"))
     p = {name: k.load(slot["block"], i64, i) for i, name in enumerate(TILE_FIELDS)}
     table = k.offset(slot["block"], 8 * len(TILE_FIELDS))
+    finishing.over(k, k.offset(table, p["taps"] * 8))
     record = record_bytes(lanes)
     scratch = k.offset(slot["scratch"], tid * (TILES * record))
     with k.range(begin, end) as unit:
@@ -145,12 +164,25 @@ def build_tiles(target: Target, dtype: str, height: int, taps: int, direct: bool
             else:
                 k.call(micro[False], *arguments)
 
+        def finish(panels: tuple[Value, Value], tiles: tuple[Value | int, Value]) -> None:
+            channel = (image * p["groups"] + group) * p["rows"]
+            rows = [channel + k.minimum(panel * height, p["rows"]) for panel in panels]
+            finishing.piece(k, *rows, *(index_before(k, p, (first + tile) * width) for tile in tiles))
+
         if tiles_outside:
-            with k.range(0, tiles) as tile, k.range(panel0, last) as panel:
-                one(panel, tile)
+            with k.range(0, tiles) as tile:
+                with k.range(panel0, last) as panel:
+                    one(panel, tile)
+                if finishing:
+                    reach = tile + 1
+                    with k.when(reach.eq(tiles) | (reach % FINISHED_TILES).eq(0)):
+                        finish((panel0, last), (tile // FINISHED_TILES * FINISHED_TILES, reach))
         else:
-            with k.range(panel0, last) as panel, k.range(0, tiles) as tile:
-                one(panel, tile)
+            with k.range(panel0, last) as panel:
+                with k.range(0, tiles) as tile:
+                    one(panel, tile)
+                if finishing:
+                    finish((panel, panel + 1), (k.const(i64, 0), tiles))
     k.ret()
     return module
 

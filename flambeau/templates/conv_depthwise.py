@@ -26,6 +26,7 @@ from flambeau.templates.conv_planes import (
     tap_rows,
     weight_offsets,
 )
+from flambeau.templates.epilogue import EpilogueCode, Finishing
 from flambeau.templates.launch import Launch, Lowered, Recipe
 from flambeau.templates.loop_program import MEMORY, REGISTER
 from flambeau.templates.windows import ABI, three
@@ -48,9 +49,14 @@ FIELDS = (
 
 
 def build_depthwise(
-    target: Target, dtype: str, taps: tuple[tuple[int, int, int], ...], rows: int, reading: str
+    target: Target,
+    dtype: str,
+    taps: tuple[tuple[int, int, int], ...],
+    rows: int,
+    reading: str,
+    epilogue: EpilogueCode | None = None,
 ) -> Module:
-    """Slots: x, w, bias, out, scratch, block; then the taps' offsets in a plane and in w. A unit is one plane.
+    """Slots: x, w, bias, out, scratch, those of the epilogue, block; then the taps' offsets in a plane and in w. A unit is one plane.
 
     `taps` are what `tap_rows` says of them (none: a loop over them). A block is `rows` lines of the result: what several of
     them read is loaded once. The last block ends with the last line, though some lines are then computed twice.
@@ -61,10 +67,12 @@ def build_depthwise(
     module = Module(target.vector_bytes * 8, native_bf16=target.has("avx512bf16"))
     k = module.function("kernel", ABI)
     slots, begin, end, tid = k.args
-    slot = {name: k.load(slots, ptr, i) for i, name in enumerate(("x", "w", "bias", "out", "scratch", "block"))}
+    finishing = Finishing(epilogue)
+    slot = finishing.slots(k, slots, ("x", "w", "bias", "out", "scratch"))
     p = {name: k.load(slot["block"], i64, i) for i, name in enumerate(FIELDS)}
     table = k.offset(slot["block"], 8 * len(FIELDS))
     w_table = k.offset(table, p["taps"] * 8)
+    finishing.over(k, k.offset(w_table, p["taps"] * 8))
     plane = k.offset(slot["scratch"], tid * p["plane"], compute)
     # Elements that a block reads, in the order of their rows: base, row, column.
     read = sorted({(row + r, base, column) for base, row, column in taps for r in range(rows)})
@@ -117,6 +125,9 @@ def build_depthwise(
                     mask = k.tail_mask(p["c2"] - whole, lanes)
                     for r, total in enumerate(sums(whole)):
                         k.store(to, total.to(memory), whole + p["c2"] * r, mask=mask)
+            if finishing:
+                line_number = unit * p["multiplier"] + m
+                finishing.piece(k, line_number, line_number + 1, 0, p["out_channel"])
     k.ret()
     return module
 

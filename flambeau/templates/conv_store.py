@@ -54,6 +54,14 @@ def index_places(k: Function, p: dict[str, Value], start: Value, record: Value, 
             k.store(record, word, VECTORS * lanes + 3 * v + i)
 
 
+def index_before(k: Function, p: dict[str, Value], place: Value) -> Value:
+    """How many elements of a channel of a dense result the places in front of this one give."""
+    a, rest = place // p["plane_pitch"], place % p["plane_pitch"]
+    b, c = rest // p["pitch"], rest % p["pitch"]
+    line = k.select(b < p["c1"], b * p["o1"] + k.minimum(c, p["c2"]), p["o0"])
+    return k.select(a < p["c0"], a * p["o0"] + line, p["c0"] * p["o0"])
+
+
 def lies_whole(k: Function, record: Value, lanes: int) -> Value:
     """Whether all places of a tile are stored, side by side."""
     whole = [k.load(record, i64, VECTORS * lanes + 3 * v).eq(WHOLE) for v in range(VECTORS)]
@@ -99,4 +107,4 @@ def store_tile(
         k.when_else(kind.eq(WHOLE), lambda lines=lines, whole=whole: lines(whole), others)
 
 
-__all__ = ["INDEX_FIELDS", "VECTORS", "index_places", "lies_whole", "record_bytes", "store_tile"]
+__all__ = ["INDEX_FIELDS", "VECTORS", "index_before", "index_places", "lies_whole", "record_bytes", "store_tile"]

@@ -28,7 +28,7 @@ from flambeau.core.dtype import BY_NAME
 from flambeau.kernel.dsl import Function, Module, Value
 from flambeau.kernel.target import Target
 from flambeau.kernel.types import i64, ptr
-from flambeau.templates.launch import Launch, Recipe
+from flambeau.templates.launch import Launch, Lowered, Recipe
 from flambeau.templates.loop_nest import NestEmitter, numerics
 from flambeau.templates.loop_program import Load, LoopNest
 
@@ -74,6 +74,16 @@ class Epilogue:
             params=(*launch.params, 0, *self.params),
             calls=((len(launch.params), function),),
         )
+
+    def behind(self, lowered: Lowered, inputs: int) -> Lowered:
+        """What a template of so many inputs answers, with its last launch finishing the result."""
+        if not lowered.launches:
+            return lowered
+        moved = [
+            replace(launch, buffers=tuple(i if i < inputs else i + self.operands for i in launch.buffers))
+            for launch in lowered.launches
+        ]
+        return Lowered((*moved[:-1], self.finished(moved[-1], inputs)), lowered.scratch_bytes)
 
 
 # ------------------------------------------------------------------ the function

@@ -153,3 +153,36 @@ def test_new_sizes_compile_nothing() -> None:
         found = compiled(x, w, r)
         from_kernels.append(np.abs(found.numpy() - (F.gelu(F.linear(x, w)) + r).numpy()).max())
     assert max(from_kernels) == 0
+
+
+# input, weight, and how: dense, steps, groups, a kernel over all channels, one and three dims, depthwise with a multiplier
+CONVOLUTIONS = [
+    ((2, 5, 13, 17), (19, 5, 3, 3), {"padding": 1}),
+    ((3, 8, 14, 9), (6, 4, 3, 2), {"stride": 2, "groups": 2}),
+    ((2, 70, 12, 12), (90, 70, 1, 1), {}),
+    ((2, 6, 30, 31), (40, 6, 5, 5), {"padding": 2, "dilation": 2}),
+    ((2, 4, 90), (33, 4, 3), {}),
+    ((1, 3, 6, 7, 8), (5, 3, 2, 3, 3), {"padding": 1}),
+    ((2, 9, 21, 40), (18, 1, 3, 3), {"padding": 1, "groups": 9}),
+    ((2, 9, 21, 20), (9, 1, 3, 3), {"stride": 2, "groups": 9}),
+]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+@pytest.mark.parametrize("x_shape, w_shape, how", CONVOLUTIONS)
+def test_convolutions_finish_what_follows(
+    x_shape: tuple[int, ...], w_shape: tuple[int, ...], how: dict, dtype: str, same_apart: Callable
+) -> None:
+    convolve = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}[len(x_shape)]
+    x, w, b = numbers(*x_shape, dtype=dtype), numbers(*w_shape, dtype=dtype), numbers(w_shape[0], dtype=dtype)
+    scale = numbers(1, w_shape[0], *(1,) * (len(x_shape) - 2), dtype=dtype)
+    rest = numbers(*convolve(x, w, **how).shape, dtype=dtype)
+    same_apart(lambda x, w, s, r: F.relu(convolve(x, w, **how) * s + r), x, w, scale, rest)
+    same_apart(lambda x, w, b, r: ((raw := convolve(x, w, b, **how)).float() * F.silu(raw), raw), x, w, b, rest)
+
+
+def test_normalised_convolution_is_as_many_kernels_as_the_convolution() -> None:
+    conv, norm = flambeau.nn.Conv2d(8, 16, 3, padding=1), flambeau.nn.BatchNorm2d(16).eval()
+    x, r = numbers(2, 8, 12, 12), numbers(2, 16, 12, 12)
+    alone = kernels(lambda x: conv(x), x)
+    assert kernels(lambda x, r: F.relu(norm(conv(x)) + r), x, r) == alone
