@@ -12,7 +12,7 @@ May not know: where the function came from (`nn.attention.mods` traces), attenti
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from flambeau.ir.graph import Graph, Node, Value, map_values, specs_of
@@ -43,11 +43,13 @@ class Program:
     def result(self) -> Value:
         return self.graph.outputs[0]
 
-    def apply(self, given: Sequence[Any], captured: Sequence[Any]) -> Any:
+    def apply(self, given: Sequence[Any], captured: Sequence[Any], once: Callable[[Any], Any] | None = None) -> Any:
         """The result for every position. `given` broadcast together; the result may lack dims of size 1 in front.
 
         A program that is not scalar wants [B, H, L, S] of a score and the indices as [B, 1, 1, 1], [1, H, 1, 1] and so on.
+        once: what to do with a value of one query or key index that is used together with others (give it memory, say).
         """
+        kept = self._along_one() if once is not None and self.scalar else ()
         if not self.scalar:
             given = [x if x.spec.ndim == v.spec.ndim else flat(x) for x, v in zip(given, self.graph.inputs)]
         env = dict(zip(self.graph.inputs, (*given, *captured)))
@@ -55,8 +57,24 @@ class Program:
             args = map_values(lambda v: env[v], node.args)
             out = called(node, converted(node, args) if self.scalar else args)
             for v, x in zip(node.outputs, out if isinstance(out, (tuple, list)) else (out,)):
-                env[v] = x
+                env[v] = once(x) if v in kept else x
         return env[self.result]
+
+    def _along_one(self) -> set[Value]:
+        """Pointwise values that vary with the query's index only, or the key's, and meet others in some node."""
+        varying: dict[Value, frozenset[int]] = {
+            v: frozenset((i,)) if i < self.count else frozenset() for i, v in enumerate(self.graph.inputs)
+        }
+        one = tuple(frozenset((i,)) for i in (self.count - 2, self.count - 1))
+        found: set[Value] = set()
+        for node in self.graph.nodes:
+            own = frozenset().union(*(varying[v] for v in node.inputs))
+            varying.update((v, own) for v in node.outputs)
+            if own not in one:
+                found |= {
+                    v for v in node.inputs if v.node is not None and varying[v] in one and v.node.op.kind == POINTWISE
+                }
+        return found
 
     def reference(self, given: Sequence[Any], captured: Sequence[Any]) -> Any:
         """The same in NumPy, by the references of the ops."""

@@ -31,6 +31,12 @@ def grid(sizes) -> list:
     return list(np.ogrid[tuple(slice(n) for n in sizes)])
 
 
+def in_memory(x):
+    """x looked up in itself: a scheduler computes what is looked up once, where it would compute x anew for each row it is broadcast to."""
+    place = REGISTRY["iota"](tuple(x.spec.shape), device=x.spec.device)
+    return REGISTRY["index"](REGISTRY["reshape"](x, (-1,)), (place,))
+
+
 @declare
 class positional_values(Composite):
     """A program's value at every position of [B, H, L, S]; `score` is what it takes first, if it takes one."""
@@ -45,7 +51,7 @@ class positional_values(Composite):
 
     def body(score, captured, program, sizes, device):
         given = places(sizes, device)
-        return to_shape(program.apply(given if score is None else [score, *given], captured), sizes)
+        return to_shape(program.apply(given if score is None else [score, *given], captured, in_memory), sizes)
 
     def reference(score, captured, program, sizes, device=None):
         given = grid(sizes)
@@ -94,7 +100,7 @@ class positional_counts(Composite):
         if columns * blocks[1] != sizes[3]:
             inside.append(ops["le"](kv, last_key))
             kv = ops["where"](inside[-1], kv, 0)
-        mask = program.apply([b, h, q, kv], captured)
+        mask = program.apply([b, h, q, kv], captured, in_memory)
         for x in inside:
             mask = ops["logical_and"](mask, x)
         return ops["sum"](to_shape(mask, domain), (4, 5), False)
