@@ -142,7 +142,7 @@ def natten(torch: Any, heads: int, length: int) -> Mods:
     return None, neighbours(place // columns, place % columns, (rows, columns), 2), []
 
 
-@entry("the same neighbourhoods, the image in tiles: fewer blocks")
+@entry("the same neighbourhoods, the image in tiles")
 def natten_tiled(torch: Any, heads: int, length: int) -> Mods:
     rows, columns = sides(length)
     tile, inside = torch.arange(length) // 16, torch.arange(length) % 16  # of 4 x 4
