@@ -359,7 +359,8 @@ class Template(Declaration):
     """Lowered by a hand-written kernel family: `lower(op, target, threads, *specs_and_attributes)` -> templates.launch.Lowered.
 
     columns(op, *specs_and_attributes), if given, says how many of the last dims of the result are the columns of an epilogue
-    (`templates.epilogue`), 0 where it takes none; `lower` then takes `epilogue=` as well.
+    (`templates.epilogue`), 0 where it takes none; `lower` then takes `epilogue=` as well, and answers None
+    where that had better be a kernel of its own.
     """
 
     kind = TEMPLATE

@@ -490,20 +490,23 @@ class Scheduler:
             buffer, spec, offset = self.resolve(v)
             operands.append(buffer.at(offset * spec.dtype.itemsize))
             specs.append(spec)
-        finish = None if group is None else EpilogueEmitter(self, group, node).finish()
-        outs = [self.buffer_of(v) for v in node.outputs] if finish is None else [finish.result]
         if node.op.kind == EXTERNAL:
+            outs = tuple(self.buffer_of(v) for v in node.outputs)
             self.result.steps.append(
-                Step.external(node.op, tuple(operands), tuple(specs), tuple(outs), node_template_args(node))
+                Step.external(node.op, tuple(operands), tuple(specs), outs, node_template_args(node))
             )
             return
         it = iter(specs)
-        args = tuple(_replace(a, it) for a in node.args)
+        args = (node.op, self.target, self.threads, *(_replace(a, it) for a in node.args))
+        finish = None if group is None else EpilogueEmitter(self, group, node).finish()
+        lowered = None if finish is None else node.op.rules.lower(*args, epilogue=finish.epilogue)
         finishing = None
-        if finish is None:
-            lowered = node.op.rules.lower(node.op, self.target, self.threads, *args)
+        if lowered is None:
+            finish = None
+            outs = [self.buffer_of(v) for v in node.outputs]
+            lowered = node.op.rules.lower(*args)
         else:
-            lowered = node.op.rules.lower(node.op, self.target, self.threads, *args, epilogue=finish.epilogue)
+            outs = [finish.result]
             operands += finish.operands
             finishing = Finished(finish.epilogue.nest, finish.epilogue.params, tuple(finish.operands), finish.result)
         scratch = [self.result.add_scratch(n) for n in lowered.scratch_bytes]

@@ -19,7 +19,7 @@ from flambeau.templates.epilogue import Epilogue
 from flambeau.templates.gemm_complex import PARTS, lower_complex
 from flambeau.templates.gemm_problem import Problem, counted, normalised
 from flambeau.templates.gemm_split import lower_split, splits
-from flambeau.templates.gemm_ways import lower_real
+from flambeau.templates.gemm_ways import lower_real, stands_apart
 from flambeau.templates.launch import Lowered
 
 
@@ -40,14 +40,14 @@ def gemm(
     bias_stride: int | None = None,
     epilogue: Epilogue | None = None,
     threads: int,
-) -> Lowered:
+) -> Lowered | None:
     """Launches for out = a @ b (+ bias), or out += … with `accumulate`.
 
     Operands: 0 a, 1 b, 2 bias if `bias_stride` is given, those of the `epilogue`, then out, then scratch. `a_strides` are those of (m, k),
     `b_strides` of (k, n), `out_strides` of (*batch, m, n), contiguous if left out; all in elements and of any value.
     Dtypes: floats (narrow ones are summed in float32 and rounded once), integers (they wrap around), complex. The
     bias has the dtype of the result, which is that of the operands, or float32 or int32 for narrower ones.
-    An epilogue (`templates.epilogue`) has one column dim; complex products take none.
+    An epilogue (`templates.epilogue`) has one column dim; complex products take none, and None is the answer where it is better done apart.
     Determinism: bitwise, for any number of threads.
     """
     if out_strides is None:
@@ -71,7 +71,10 @@ def gemm(
     )
     if m == 0 or n == 0 or problem.matrices == 0:
         return Lowered(())
-    return lower(normalised(problem), targets.current(), threads)
+    problem = normalised(problem)
+    if epilogue is not None and stands_apart(problem, targets.current()):
+        return None
+    return lower(problem, targets.current(), threads)
 
 
 def _contiguous(sizes: tuple[int, ...]) -> tuple[int, ...]:

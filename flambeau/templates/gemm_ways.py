@@ -38,6 +38,9 @@ STREAM_BYTES = 1 << 20
 SHORT_WORK = 1 << 24  # multiply-adds that one thread may do sooner than several agree on who does what
 
 
+LONG_ARITHMETIC = 16  # of an epilogue, in multiply-adds: a transcendental function
+
+
 @record
 class Way:
     """One way to multiply. Numbers of 0 are left to the way itself."""
@@ -107,6 +110,14 @@ def analytic(p: Problem, target: Target) -> Way:
         return Way("tiles", plain_a=whole, shared_b=True)
     shared = p.m >= MANY_ROWS and fits_packed(p)
     return Way("tiles", plain_a=whole and p.a[1] == 1 and p.m <= FEW_ROWS, shared_b=shared)
+
+
+def stands_apart(p: Problem, target: Target) -> bool:
+    """Whether the epilogue had better be a kernel of its own: much arithmetic over the short lines of a product done the other way round, whose
+    tiles take less time than it does (docs/log.md)."""
+    e = p.epilogue
+    long = e is not None and e.cost >= LONG_ARITHMETIC
+    return long and p.m > gemm_amx.PANEL and on_tiles(p, target) and gemm_amx.swaps(p)
 
 
 # ------------------------------------------------------------------ what serves a problem
@@ -251,4 +262,4 @@ def question(p: Problem, target: Target, threads: int) -> Question | None:
     )
 
 
-__all__ = ["Way", "analytic", "candidates", "lower_real", "lower_way", "order", "question"]
+__all__ = ["Way", "analytic", "candidates", "lower_real", "lower_way", "order", "question", "stands_apart"]

@@ -186,3 +186,9 @@ def test_normalised_convolution_is_as_many_kernels_as_the_convolution() -> None:
     x, r = numbers(2, 8, 12, 12), numbers(2, 16, 12, 12)
     alone = kernels(lambda x: conv(x), x)
     assert kernels(lambda x, r: F.relu(norm(conv(x)) + r), x, r) == alone
+
+
+def test_a_template_may_leave_an_epilogue_apart(same_apart: Callable) -> None:
+    x, w, b = numbers(48, 512, dtype="bfloat16"), numbers(200, 512, dtype="bfloat16"), numbers(200, dtype="bfloat16")
+    same_apart(lambda x, w, b: F.gelu(F.linear(x, w, b)) * 2, x, w, b)
+    same_apart(lambda x, w, b: F.relu(F.linear(x, w, b)) * 2, x, w, b)
