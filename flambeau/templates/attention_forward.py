@@ -101,6 +101,7 @@ class Layout:
         self.q_row, self.s_row, self.p_row, self.o_row = size, extent.chunk, extent.chunk, value_size
         self.q = self._take(rows * size * element)
         self.s = self._take(rows * extent.chunk * compute.size)
+        self.s_next = self._take(rows * extent.chunk * compute.size) if kind.tiles else self.s  # of the chunk after
         self.p = self._take(rows * extent.chunk * 2) if kind.tiles else self.s
         self.o = self._take(rows * value_size * compute.size)
         self.most = self._take(rows * compute.size)
@@ -171,13 +172,7 @@ class ForwardBuilder:
         q, s = k.offset(scratch, self.place.q), k.offset(scratch, self.place.s)
         if self.kind.tiles:
             with k.range(0, width, 32) as j, k.range(0, rows, 32) as i:
-                k.call(
-                    self.score_tile,
-                    0,
-                    k.offset(q, i * (self.place.q_row * 2)),
-                    k.offset(keys, j * (self.sizes[0] * 2)),
-                    k.offset(s, (i * self.place.s_row + j) * 4),
-                )
+                self._score_block(k, scratch, keys, i, j, k.const(i64, self.place.s))
             return
         size = self.compute.size
         with k.range(0, width, self.width) as j:
@@ -193,6 +188,16 @@ class ForwardBuilder:
                 )
 
             row_tiles(k, self.extent.heights, rows, tile)
+
+    def _score_block(self, k: Function, scratch: Value, keys: Value, i: Value, j: Value, s_at: Value) -> None:
+        """32 rows from i on by 32 keys from j on."""
+        k.call(
+            self.score_tile,
+            0,
+            k.offset(scratch, i * (self.place.q_row * 2) + self.place.q),
+            k.offset(keys, j * (self.sizes[0] * 2)),
+            k.offset(scratch, s_at + (i * self.place.s_row + j) * 4),
+        )
 
     def values(self, k: Function, scratch: Value, values: Value, rows: Value, width: Value) -> None:
         """O = factor O + P V."""
@@ -224,96 +229,146 @@ class ForwardBuilder:
             row_tiles(k, self.extent.heights, rows, tile)
 
     # ------------------------------------------------------------------ rows
-    def chunk_function(self, name: str, *, masks: bool, cut: bool) -> Function:
+    def chunk_function(self, name: str, *, masks: bool, cut: bool, ahead: bool = False) -> Function:
         """name(slots, scratch, keys, values, width, count, first, rows, row0, batch, head): one chunk of keys for a tile of queries.
 
-        `width` packed keys, of which `count` are there (all of them unless `cut`), the first being key `first`.
+        `width` packed keys, of which `count` are there (all of them unless `cut`), the first being key `first`. With `ahead` its scores are
+        at `s_at` in the scratch already, and those of the `next_width` keys at `keys` are made at `s_next` meanwhile: AMX works on its own.
         """
         k = self.module.function(
             name,
             [("slots", ptr), ("scratch", ptr), ("keys", ptr), ("values", ptr), ("width", i64), ("count", i64), ("first", i64),
-             ("rows", i64), ("row0", i64), ("batch", i64), ("head", i64)],
+             ("rows", i64), ("row0", i64), ("batch", i64), ("head", i64),
+             *([("s_at", i64), ("s_next", i64), ("next_width", i64)] if ahead else [])],
             internal=True,
         )  # fmt: skip
-        slots, scratch, keys, values, width, count, first, rows, row0, batch, head = k.args
-        self.scores(k, scratch, keys, rows, width)
-        self._rows(k, slots, scratch, width, count, first, rows, row0, batch, head, masks=masks, cut=cut)
+        slots, scratch, keys, values, width, count, first, rows, row0, batch, head, *more = k.args
+        where = (width, count, first, rows, row0, batch, head)
+        if not ahead:
+            self.scores(k, scratch, keys, rows, width)
+            self._rows(k, slots, scratch, where, k.const(i64, self.place.s), lambda: None, masks=masks, cut=cut)
+        else:
+            s_at, s_next, next_width = more
+            done, two = k.var(i64, 0), (rows > 32).to(i64)
+            total = (next_width >> 5) << two
+            each = (total * 2 + rows - 1) // rows
+
+            def until(stop: Value) -> None:
+                with k.loop_while(lambda: done.get() < stop):
+                    n = done.get()
+                    self._score_block(k, scratch, keys, (n & two) << 5, (n.lshr(two)) << 5, s_next)
+                    done.set(n + 1)
+
+            def meanwhile() -> None:
+                until(k.minimum(done.get() + each, total))
+
+            self._rows(k, slots, scratch, where, s_at, meanwhile, masks=masks, cut=cut)
+            until(total)
         self.values(k, scratch, values, rows, width)
         k.ret()
         return k
 
-    def _rows(self, k: Function, slots: Value, scratch: Value, width: Value, count: Value, first: Value, rows: Value, row0: Value,
-              batch: Value, head: Value, *, masks: bool, cut: bool) -> None:  # fmt: skip
+    def _rows(
+        self,
+        k: Function,
+        slots: Value,
+        scratch: Value,
+        where: tuple[Value, ...],
+        s_at: Value,
+        meanwhile: Callable[[], None],
+        *,
+        masks: bool,
+        cut: bool,
+    ) -> None:
+        """Programs, maxima, exponentials and sums of all rows, two at a time; then P is where the second product reads it."""
         kind, place, lanes, compute = self.kind, self.place, self.lanes, self.compute
+        width, count, first, rows, row0, batch, head = where
         block = k.load(slots, ptr, kind.slots)
         scale = k.load(block, f64, FIELDS.index("scale")).to(compute)
-        score = ScoreProgram(k, kind.score, lanes, slots, block) if kind.score else None
-        mask = ScoreProgram(k, kind.mask, lanes, slots, block) if kind.mask and masks else None
+        pair = range(2)
+        turns = [
+            tuple(
+                ScoreProgram(k, scores, lanes, slots, block) if scores is not None and on else None
+                for scores, on in ((kind.score, True), (kind.mask, masks))
+            )
+            for _ in pair
+        ]
         causal = kind.causal and cut
         shift, queries = (k.load(block, i64, FIELDS.index(name)) for name in ("shift", "rows"))
-        stores = score is not None or mask is not None or cut or not kind.plain_scale
-        scaled = score is not None or not kind.plain_scale
+        stores = kind.score is not None or turns[0][1] is not None or cut or not kind.plain_scale
+        scaled = kind.score is not None or not kind.plain_scale
         factor = k.const(compute, LOG2_E) if scaled else scale * LOG2_E
         lowest = k.const(self.vector, float("-inf"))
         factors = k.splat(factor, lanes)
-        with k.range(0, rows) as i:
-            line = k.offset(scratch, i * (place.s_row * compute.size) + place.s)
-            packed = k.offset(scratch, i * (place.p_row * 2) + place.p)
-            query, own_head = row0 + i, head
-            if kind.stacked:
-                own_head, query = head + i // queries, i % queries
-            for program in (score, mask):
-                if program is not None:
-                    program.start_row(batch, own_head, query)
-            end = k.minimum(count, query + shift - first + 1) if causal else count
-            best = [k.var(self.vector, lowest) for _ in range(2)]
+        with k.range(0, rows, 2) as i0:
+            lines, ends = [], []
+            for r in pair:
+                here = k.minimum(i0 + r, rows - 1)  # one row too many is computed and not used
+                query, own_head = row0 + here, head
+                if kind.stacked:
+                    own_head, query = head + here // queries, here % queries
+                for program in turns[r]:
+                    if program is not None:
+                        program.start_row(batch, own_head, query)
+                lines.append(k.offset(scratch, s_at + (i0 + r) * (place.s_row * compute.size)))
+                ends.append(k.minimum(count, query + shift - first + 1) if causal else count)
+            best = [[k.var(self.vector, lowest) for _ in pair] for _ in pair]
             with k.range(0, width, 2 * lanes) as j:
-                for u in range(2):
-                    at = j + u * lanes
-                    x = k.load(line, self.vector, at)
-                    tail = k.tail_mask(end - at, lanes) if cut else None
-                    if scaled:
-                        x = x * scale
-                    if score is not None:
-                        x = score.value({"score": x}, first + at, tail).to(compute)
-                    seen = tail
-                    if mask is not None:
-                        allowed = mask.value({"score": x}, first + at, tail)
-                        seen = allowed if tail is None else allowed & tail
-                    if seen is not None:
-                        x = k.select(seen, x, lowest)
-                    if stores:
-                        k.store(line, x, at)
-                    best[u].set(k.select(x > best[u].get(), x, best[u].get()))
-            top = k.reduce(larger(k, best[0].get(), best[1].get()), lambda a, b: larger(k, a, b)) * factor
-            old = k.load(k.offset(scratch, place.most), compute, i)
-            new = larger(k, top, old)
-            k.store(k.offset(scratch, place.most), new, i)
-            bottom = k.select(new.eq(float("-inf")), k.const(compute, 0.0), new)
-            below = k.splat(-bottom, lanes)
-            sums = [k.var(self.vector, 0.0) for _ in range(2)]
+                for r in pair:
+                    score, mask = turns[r]
+                    for u in pair:
+                        at = j + u * lanes
+                        x = k.load(lines[r], self.vector, at)
+                        tail = k.tail_mask(ends[r] - at, lanes) if cut else None
+                        if scaled:
+                            x = x * scale
+                        if score is not None:
+                            x = score.value({"score": x}, first + at, tail).to(compute)
+                        seen = tail
+                        if mask is not None:
+                            allowed = mask.value({"score": x}, first + at, tail)
+                            seen = allowed if tail is None else allowed & tail
+                        if seen is not None:
+                            x = k.select(seen, x, lowest)
+                        if stores:
+                            k.store(lines[r], x, at)
+                        best[r][u].set(larger(k, x, best[r][u].get()))
+            olds, news, below = [], [], []
+            for r in pair:
+                top = larger(k, best[r][0].get(), best[r][1].get())
+                top = k.reduce(top, lambda a, b: larger(k, a, b)) * factor
+                olds.append(k.load(k.offset(scratch, place.most), compute, i0 + r))
+                news.append(larger(k, top, olds[r]))
+                k.store(k.offset(scratch, place.most), news[r], i0 + r)
+                bottom = k.select(news[r].eq(float("-inf")), k.const(compute, 0.0), news[r])
+                below.append(k.splat(-bottom, lanes))
+            sums = [[k.var(self.vector, 0.0) for _ in pair] for _ in pair]
             with k.range(0, width, 2 * lanes) as j:
-                found = []
-                for u in range(2):
-                    at = j + u * lanes
-                    e = self._exp2(k, k.fma(k.load(line, self.vector, at), factors, below))
-                    sums[u].set(sums[u].get() + e)
-                    found.append(e)
-                    if not kind.tiles:
-                        k.store(line, e, at)
-                if kind.tiles:
-                    both = instructions.vcvtne2ps2bf16(k, found[1], found[0])
-                    k.store(k.offset(packed, j * 2), both.bitcast(i16.vec(32)))
-            ratio = self._exp2(k, k.splat(old - bottom, lanes))
-            total = k.offset(scratch, i * (lanes * compute.size) + place.sum)
-            k.store(total, k.fma(k.load(total, self.vector), ratio, sums[0].get() + sums[1].get()))
-            if not kind.tiles:
-                k.store(k.offset(scratch, place.factor), k.extract(ratio, 0), i)
-            else:
-                with k.when(new.ne(old)):
-                    kept = k.offset(scratch, i * (place.o_row * compute.size) + place.o)
+                for r in pair:
+                    found = []
+                    for u in pair:
+                        at = j + u * lanes
+                        e = self._exp2(k, k.fma(k.load(lines[r], self.vector, at), factors, below[r]))
+                        sums[r][u].set(sums[r][u].get() + e)
+                        found.append(e)
+                        if not kind.tiles:
+                            k.store(lines[r], e, at)
+                    if kind.tiles:
+                        both = instructions.vcvtne2ps2bf16(k, found[1], found[0])
+                        packed = k.offset(scratch, ((i0 + r) * place.p_row + j) * 2 + place.p)
+                        k.store(packed, both.bitcast(i16.vec(32)))
+            for r in pair:
+                ratio = self._exp2(k, k.splat(olds[r], lanes) + below[r])
+                total = k.offset(scratch, (i0 + r) * (lanes * compute.size) + place.sum)
+                k.store(total, k.fma(k.load(total, self.vector), ratio, sums[r][0].get() + sums[r][1].get()))
+                if not kind.tiles:
+                    k.store(k.offset(scratch, place.factor), k.extract(ratio, 0), i0 + r)
+                    continue
+                with k.when(news[r].ne(olds[r])):
+                    kept = k.offset(scratch, (i0 + r) * (place.o_row * compute.size) + place.o)
                     for j in range(0, self.sizes[1], lanes):
                         k.store(kept, k.load(kept, self.vector, j) * ratio, j)
+            meanwhile()
 
     def _exp2(self, k: Function, x: Value) -> Value:
         if self.kind.tiles:
@@ -357,14 +412,17 @@ class ForwardBuilder:
     def build(self) -> Module:
         kind, extent, place = self.kind, self.extent, self.place
         masked = kind.mask is not None
-        whole = self.chunk_function("chunk", masks=masked and not kind.lists, cut=False)
-        ends = self.chunk_function("chunk_cut", masks=masked and not kind.lists, cut=True)
-        some = whole, ends
+        functions = [
+            self.chunk_function(f"chunk{'_cut' * cut}", masks=masked and not kind.lists, cut=cut, ahead=kind.tiles)
+            for cut in (False, True)
+        ]
+        whole, some = 0, 0  # the first of two functions, the second is for chunks that are cut
         if kind.lists and masked:
-            some = (
-                self.chunk_function("chunk_masked", masks=True, cut=False),
-                self.chunk_function("chunk_masked_cut", masks=True, cut=True),
-            )
+            some = 2
+            functions += [
+                self.chunk_function(f"chunk_masked{'_cut' * cut}", masks=True, cut=cut, ahead=kind.tiles)
+                for cut in (False, True)
+            ]
         k = self.module.function("kernel", ABI)
         slots, begin, end, tid = k.args
         slot = {name: k.load(slots, ptr, i) for i, name in enumerate(SLOTS[: 7 + 2 * kind.lists])}
@@ -389,28 +447,26 @@ class ForwardBuilder:
                 self.start(k, scratch, lambda i: k.offset(q, i * p["q_row"], memory), p["q_element"], rows)
                 packed0 = shared * p["blocks"] * p["padded"]
 
-                def chunk(column: Value, packed: Value, width: Value, count: Value, functions) -> None:
+                queue = _Queue(self, k, functions, slots, scratch, rows, row0, batch, head)
+
+                def chunk(column: Value, packed: Value, width: Value, count: Value, which: int) -> None:
                     """One chunk of keys, from key `column` and packed place `packed` on."""
                     keys = k.offset(slot["k"], (packed0 + packed) * self.sizes[0], self.packed)
                     values = k.offset(slot["v"], (packed0 + packed) * self.sizes[1], self.packed)
                     cut = width.ne(count)
                     if kind.causal:
                         cut = cut | (column + count - 1 > row0 + p["shift"])
+                    queue.put(cut.to(i64) + which, keys, values, width, count, column)
 
-                    def call(function: Function) -> None:
-                        k.call(function, slots, scratch, keys, values, width, count, column, rows, row0, batch, head)
-
-                    k.when_else(cut, lambda: call(functions[1]), lambda: call(functions[0]))
-
-                def span(first: Value, packed: Value, count: Value, functions) -> None:
+                def span(first: Value, packed: Value, count: Value, which: int) -> None:
                     """Chunk by chunk of `count` keys."""
                     with k.range(0, count, extent.chunk) as at:
                         here = k.minimum(count - at, extent.chunk)
                         width = (here + (self.width - 1)) // self.width * self.width
-                        chunk(first + at, packed + at, width, here, functions)
+                        chunk(first + at, packed + at, width, here, which)
 
                 if kind.lists:
-                    for name, functions in zip(LISTS[: kind.lists], (some, (whole, ends))):
+                    for name, which in zip(LISTS[: kind.lists], (some, whole)):
 
                         def offset(what: str, name: str = name) -> Value:
                             return (
@@ -443,12 +499,13 @@ class ForwardBuilder:
                             first = place_of * p["block_columns"]
                             with k.when((place_of >= 0) & (first < p["columns"])):
                                 left = k.minimum(p["columns"] - first, many.get() * p["block_columns"])
-                                span(first, place_of * p["padded"], left, functions)
+                                span(first, place_of * p["padded"], left, which)
                 else:
                     seen = p["columns"]
                     if kind.causal:
                         seen = k.maximum(k.minimum(seen, stop + p["shift"]), 0)
                     span(k.const(i64, 0), k.const(i64, 0), seen, some)
+                queue.finish()
                 at = (batch * p["heads"] * p["group"] + head) * p["rows"] + row0
                 out = k.offset(slot["out"], batch * p["out_batch"] + head * p["out_head"] + row0 * p["out_row"], memory)
                 lse, most = (k.offset(slot[name], at, self.compute) for name in ("lse", "most"))
@@ -459,6 +516,79 @@ class ForwardBuilder:
             tile_instruction(k, "tilerelease")
         k.ret()
         return self.module
+
+
+class _Queue:
+    """Chunks of keys of a tile, worked on one after the other; with AMX, one behind the scores of the next."""
+
+    def __init__(
+        self,
+        builder: ForwardBuilder,
+        k: Function,
+        functions: list[Function],
+        slots: Value,
+        scratch: Value,
+        rows: Value,
+        row0: Value,
+        batch: Value,
+        head: Value,
+    ):
+        self.k, self.builder, self.functions = k, builder, functions
+        self.slots, self.scratch, self.tile = slots, scratch, (rows, row0, batch, head)
+        self.ahead = builder.kind.tiles
+        if self.ahead:
+            place = builder.place
+            self.waits = k.var(i64, 0)
+            self.kept = [
+                k.var(i64, 0),
+                k.var(ptr, scratch),
+                *(k.var(i64, 0) for _ in range(3)),
+            ]  # which, values, width, count, first
+            self.s_at, self.s_next = k.var(i64, place.s_next), k.var(i64, place.s)
+
+    def put(self, which: Value, keys: Value, values: Value, width: Value, count: Value, first: Value) -> None:
+        if not self.ahead:
+            self._call(which, (self.slots, self.scratch, keys, values, width, count, first, *self.tile), ())
+            return
+        k, rows = self.k, self.tile[0]
+
+        def start() -> None:
+            with k.range(0, width, 32) as j, k.range(0, rows, 32) as i:
+                self.builder._score_block(k, self.scratch, keys, i, j, self.s_next.get())
+
+        k.when_else(self.waits.get().eq(0), start, lambda: self._next(keys, width))
+        for variable, value in zip(self.kept, (which, values, width, count, first)):
+            variable.set(value)
+        before = self.s_at.get()
+        self.s_at.set(self.s_next.get())
+        self.s_next.set(before)
+        self.waits.set(1)
+
+    def _next(self, keys: Value, width: Value) -> None:
+        """The chunk that waits, with the scores of the next."""
+        which, values, *numbers = (variable.get() for variable in self.kept)
+        self._call(
+            which,
+            (self.slots, self.scratch, keys, values, *numbers, *self.tile),
+            (self.s_at.get(), self.s_next.get(), width),
+        )
+
+    def _call(self, which: Value, args: tuple, more: tuple) -> None:
+        if len(self.functions) == 2:
+            self.k.when_else(
+                which.eq(0),
+                lambda: self.k.call(self.functions[0], *args, *more),
+                lambda: self.k.call(self.functions[1], *args, *more),
+            )
+            return
+        for number, function in enumerate(self.functions):
+            with self.k.when(which.eq(number)):
+                self.k.call(function, *args, *more)
+
+    def finish(self) -> None:
+        if self.ahead:
+            with self.k.when(self.waits.get().ne(0)):
+                self._next(self.scratch, self.k.const(i64, 0))
 
 
 def statistics(k: Function, top: Value, total: Value, lse: Value, most: Value, i: Value) -> Value:
