@@ -98,11 +98,13 @@ class Layout:
         element = 2 if kind.tiles else compute.size
         self.total = 0
         rows = round_up(extent.tile, extent.heights[0])
-        self.q_row, self.s_row, self.p_row, self.o_row = size, extent.chunk, extent.chunk, value_size
+        self.q_row, self.o_row = size, value_size
+        # A line more than the chunk: rows a power of two apart meet in the same sets, and loads wait for stores 4 KiB apart.
+        self.s_row, self.p_row = (extent.chunk + 16, extent.chunk + 32) if kind.tiles else (extent.chunk,) * 2
         self.q = self._take(rows * size * element)
-        self.s = self._take(rows * extent.chunk * compute.size)
-        self.s_next = self._take(rows * extent.chunk * compute.size) if kind.tiles else self.s  # of the chunk after
-        self.p = self._take(rows * extent.chunk * 2) if kind.tiles else self.s
+        self.s = self._take(rows * self.s_row * compute.size)
+        self.s_next = self._take(rows * self.s_row * compute.size) if kind.tiles else self.s  # of the chunk after
+        self.p = self._take(rows * self.p_row * 2) if kind.tiles else self.s
         self.o = self._take(rows * value_size * compute.size)
         self.most = self._take(rows * compute.size)
         self.factor = self._take(rows * compute.size)
