@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from flambeau.core.dtype import bool_
+from flambeau.core.dtype import bool_, int64
 from flambeau.core.layout import contiguous_strides
 from flambeau.core.spec import Spec
 from flambeau.ir.graph import Node, Value
@@ -108,7 +108,7 @@ class InnerEmitter(GroupEmitter):
         """What follows the domain is counted in int32 where it fits, whatever the program computes it in."""
         operands = self._linear_operands(v, m) if v.spec.dtype.is_integral or v.spec.dtype is bool_ else None
         if operands is None:
-            return super()._apply(v, m)
+            return self._compared(v, m) or super()._apply(v, m)
         found = self._by_rule(v, m, operands)
         if found is None or (isinstance(found, Difference) and not found.fits(self.group.domain)):
             return super()._apply(v, m)
@@ -118,6 +118,30 @@ class InnerEmitter(GroupEmitter):
             return self.b.apply(v.node.op.name, (ref, zero), ("int32", "int32"), v.spec.dtype.name)
         self.linear[ref] = found
         return ref
+
+    def _compared(self, v: Value, m: IndexMap) -> Ref | None:
+        """What follows the domain beside one captured number, in int32: the number is brought into its range first."""
+        node = v.node
+        sides = list(node.inputs)
+        if v.spec.dtype is not bool_ or len(sides) != 2 or len(node.args) != 2:
+            return None
+        refs = [self.value(a, am) for a, am in self.s.operand_maps(v, m)]
+        known = [self.linear.get(ref) for ref in refs]
+        number = next((i for i, x in enumerate(known) if x is None), 0)
+        linear, other = known[1 - number], sides[number]
+        if linear is None or other.node is not None or other in self.given or other.spec.dtype is not int64:
+            return None
+        try:
+            relation = node.op.rules.lower(None, linear, linear)
+        except (AttributeError, TypeError, NotImplementedError):
+            return None
+        if not isinstance(relation, Difference) or not linear.fits(self.group.domain):
+            return None
+        near = refs[number]
+        for bound, limit in (("maximum", -NARROW), ("minimum", NARROW)):
+            near = self.b.apply(bound, (near, self.b.constant(limit, "int64")), ("int64", "int64"), "int64")
+        pair = (near, self._counted(linear)) if number == 0 else (self._counted(linear), near)
+        return self.b.apply(node.op.name, pair, ("int32", "int32"), v.spec.dtype.name)
 
     def _counted(self, linear: Linear) -> Ref:
         fits = linear.fits(self.group.domain)

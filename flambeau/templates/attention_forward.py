@@ -80,7 +80,7 @@ class Extent(NamedTuple):
 
 def extent_of(target: Target, tiles: bool) -> Extent:
     if tiles:
-        return Extent(64, 256, (32,))
+        return Extent(64, 512, (32,))
     if target.vector_bytes == 64 or target.arch == "aarch64":
         return Extent(56, 128, (14, 8, 4))
     return Extent(48, 64, (6, 4, 2))
