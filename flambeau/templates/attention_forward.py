@@ -43,6 +43,7 @@ from flambeau.templates.gemm_tiles import ABI, ELEMENTS
 from flambeau.templates.launch import Launch, Lowered, Recipe
 
 LOG2_E = 1 / math.log(2)
+GROUP = 32  # keys that are left out together where a mask lets none through
 MOST_BLOCKS = 16  # of a block mask that are one span
 LISTS = ("some", "whole")  # blocks of keys that a mask applies to, and those that are seen wholly
 
@@ -372,6 +373,31 @@ class ForwardBuilder:
                         k.store(kept, k.load(kept, self.vector, j) * ratio, j)
             meanwhile()
 
+    def seen_function(self) -> Function:
+        """seen(slots, first, count, rows, row0, batch, head, upwards): whether any of the queries sees any of GROUP keys, of which `count` are there.
+
+        Queries are asked in order, or from the last one up: whoever sees the keys is likely among the first asked.
+        """
+        k = self.module.function(
+            "seen",
+            [("slots", ptr), ("first", i64), ("count", i64), ("rows", i64), ("row0", i64), ("batch", i64), ("head", i64), ("upwards", i64)],
+            i64,
+            internal=True,
+        )  # fmt: skip
+        slots, first, count, rows, row0, batch, head, upwards = k.args
+        mask = ScoreProgram(k, self.kind.mask, self.lanes, slots, k.load(slots, ptr, self.kind.slots))
+        found, i = k.var(i64, 0), k.var(i64, 0)
+        with k.loop_while(lambda: (i.get() < rows) & found.get().eq(0)):
+            here = k.select(upwards.ne(0), rows - 1 - i.get(), i.get())
+            mask.start_row(batch, head, row0 + here)
+            for j in range(0, GROUP, self.lanes):
+                tail = k.tail_mask(count - j, self.lanes)
+                some = k.any(mask.value({}, first + j, tail) & tail)
+                found.set(found.get() | some.to(i64))
+            i.set(i.get() + 1)
+        k.ret(found.get())
+        return k
+
     def _exp2(self, k: Function, x: Value) -> Value:
         if self.kind.tiles:
             return vmath.exp2_short(k, x)
@@ -425,6 +451,7 @@ class ForwardBuilder:
                 self.chunk_function(f"chunk_masked{'_cut' * cut}", masks=True, cut=cut, ahead=kind.tiles)
                 for cut in (False, True)
             ]
+        seen_by = self.seen_function() if some else None
         k = self.module.function("kernel", ABI)
         slots, begin, end, tid = k.args
         slot = {name: k.load(slots, ptr, i) for i, name in enumerate(SLOTS[: 7 + 2 * kind.lists])}
@@ -461,9 +488,32 @@ class ForwardBuilder:
                     queue.put(cut.to(i64) + which, keys, values, width, count, column)
 
                 def span(first: Value, packed: Value, count: Value, which: int) -> None:
-                    """Chunk by chunk of `count` keys."""
-                    with k.range(0, count, extent.chunk) as at:
-                        here = k.minimum(count - at, extent.chunk)
+                    """Chunk by chunk of `count` keys; of a mask's, without those at either end that no query sees."""
+                    low, high = k.var(i64, 0), k.var(i64, count)
+                    if which and seen_by is not None:
+
+                        def unseen(at: Value, upwards: int) -> Value:
+                            inside = low.get() < high.get()
+                            here = k.minimum(k.maximum(at, 0), count)
+                            seen = k.call(
+                                seen_by,
+                                slots,
+                                first + here,
+                                k.minimum(count - here, GROUP),
+                                rows,
+                                row0,
+                                batch,
+                                head,
+                                upwards,
+                            )
+                            return inside & seen.eq(0)
+
+                        with k.loop_while(lambda: unseen(low.get(), 0)):
+                            low.set(low.get() + GROUP)
+                        with k.loop_while(lambda: unseen((high.get() - 1) & -GROUP, 1)):
+                            high.set((high.get() - 1) & -GROUP)
+                    with k.range(low.get(), high.get(), extent.chunk) as at:
+                        here = k.minimum(high.get() - at, extent.chunk)
                         width = (here + (self.width - 1)) // self.width * self.width
                         chunk(first + at, packed + at, width, here, which)
 
