@@ -142,6 +142,7 @@ class scaled_dot_product_attention(Composite):
     """softmax(q @ k.mT * scale + mask) @ v, `scale` 1 / sqrt(E) unless told; no dropout (see `nn.functional`).
 
     Shapes: [*, L, E], [*, S, E], [*, S, Ev] -> [*, L, Ev]; with `enable_gqa` fewer heads in key and value, each shared by neighbours.
+    `is_causal`: query i sees keys up to i + shift.
     """
 
     functions = ()
@@ -155,15 +156,16 @@ class scaled_dot_product_attention(Composite):
         is_causal=False,
         scale=None,
         enable_gqa=False,
+        shift=0,
     ): ...
 
-    def meta(op, q, k, v, mask, is_causal, scale, enable_gqa):
+    def meta(op, q, k, v, mask, is_causal, scale, enable_gqa, shift):
         batch, rows, size = check_attention(q, k, v, mask, is_causal, enable_gqa)
         return Spec.of(
             (*batch, rows, size), q.dtype, common_device(op.name, [s for s in (q, k, v, mask) if s is not None])
         )
 
-    def body(q, k, v, mask, is_causal, scale, enable_gqa):
+    def body(q, k, v, mask, is_causal, scale, enable_gqa, shift):
         batch, rows, size = check_attention(
             q.spec, k.spec, v.spec, None if mask is None else mask.spec, is_causal, enable_gqa
         )
@@ -171,24 +173,27 @@ class scaled_dot_product_attention(Composite):
             scale = 1.0 / math.sqrt(q.spec.shape[-1]) if q.spec.shape[-1] else 1.0
         q, k, v = in_heads(q, k, v, batch)
         rules, captured = mask_rules(mask, batch, (*q.spec.shape[:3], k.spec.shape[2]), q.spec.dtype)
-        found = attention(q, k, v, (), (), captured, rules, is_causal, 0, None, float(scale))[0]
+        found = attention(q, k, v, (), (), captured, rules, is_causal, shift, None, float(scale))[0]
         return found if len(batch) == 2 else REGISTRY["reshape"](found, (*batch, rows, size))
 
-    def batch(size, dims, q, k, v, mask, is_causal, scale, enable_gqa):
+    def batch(size, dims, q, k, v, mask, is_causal, scale, enable_gqa, shift):
         longest = max(element_ndim(x, d) for x, d in zip((q, k, v, mask), dims) if x is not None)
         q, k, v, mask = (None if x is None else aligned(x, d, longest) for x, d in zip((q, k, v, mask), dims))
-        return scaled_dot_product_attention(q, k, v, mask, is_causal, scale, enable_gqa), 0
+        return scaled_dot_product_attention(q, k, v, mask, is_causal, scale, enable_gqa, shift), 0
 
-    def reference(q, k, v, mask=None, is_causal=False, scale=None, enable_gqa=False):
+    def reference(q, k, v, mask=None, is_causal=False, scale=None, enable_gqa=False, shift=0):
         if enable_gqa:
             k, v = (np.repeat(x, q.shape[-3] // x.shape[-3], -3) for x in (k, v))
         scores = np.matmul(q, np.swapaxes(k, -1, -2))
+        if is_causal:
+            mask, is_causal = np.tril(np.ones(scores.shape[-2:], bool), shift), False
         weights = attention_weights.rules.reference(scores, mask, scale or 1 / math.sqrt(q.shape[-1]), is_causal, None)
         return np.matmul(weights, v)
 
     def samples(t):
         yield case(t(2, 3, 4, 8), t(2, 3, 5, 8), t(2, 3, 5, 6))
         yield case(t(2, 4, 8), t(2, 5, 8), t(2, 5, 8), None, True)
+        yield case(t(2, 4, 8), t(2, 6, 8), t(2, 6, 8), None, True, None, False, 2)
         yield case(t(2, 4, 3, 8), t(2, 2, 5, 8), t(2, 2, 5, 8), t(3, 5), False, 0.3, True)
         yield case(t(4, 8), t(5, 7), t(5, 7), raises=(RuntimeError, "one embedding size"))
 

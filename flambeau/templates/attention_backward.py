@@ -352,7 +352,7 @@ class BackwardBuilder:
             k.store(line, instructions.vcvtne2ps2bf16(k, high, low).bitcast(i16.vec(32)))
 
     def _exp2(self, k: Function, x: Value) -> Value:
-        return vmath.exp2_short(k, x) if self.kind.tiles else vmath.exp2(k, x)
+        return vmath.exp2_normal(k, x, short=self.kind.tiles)
 
     # ------------------------------------------------------------------ the kernel
     def build(self) -> Module:

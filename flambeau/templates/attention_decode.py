@@ -202,7 +202,7 @@ def build_join(target: Target, dtype: str, value_size: int, o_row: int) -> Modul
             k.store(line, k.const(vector, 0.0), j)
         with k.range(0, p["parts"]) as part:
             at = first + part * rows
-            factor = vmath.exp2(k, k.splat(k.load(tops, compute, at) - bottom, lanes))
+            factor = vmath.exp2_normal(k, k.splat(k.load(tops, compute, at) - bottom, lanes))
             total.set(total.get() + k.load(sums, compute, at) * k.extract(factor, 0))
             for j in range(0, o_row, lanes):
                 kept = k.load(k.offset(o, at * (o_row * compute.size)), vector, j)

@@ -399,9 +399,7 @@ class ForwardBuilder:
         return k
 
     def _exp2(self, k: Function, x: Value) -> Value:
-        if self.kind.tiles:
-            return vmath.exp2_short(k, x)
-        return vmath.exp2(k, x)
+        return vmath.exp2_normal(k, x, short=self.kind.tiles)
 
     # ------------------------------------------------------------------ tiles of queries
     def start(

@@ -28,7 +28,7 @@ from flambeau.kernel.vmath.airy import airy_ai
 from flambeau.kernel.vmath.arithmetic import copysign
 from flambeau.kernel.vmath.bessel import i0, i0e, i1, i1e, j0, j1, k0, k1, scaled_k0, scaled_k1, spherical_j0, y0, y1
 from flambeau.kernel.vmath.error_function import erf, erfc, erfcx, erfinv, gelu, log_ndtr, ndtr, ndtri
-from flambeau.kernel.vmath.exponential import exp, exp2, exp2_short, expm1, sigmoid, tanh
+from flambeau.kernel.vmath.exponential import exp, exp2, exp2_normal, expm1, sigmoid, tanh
 from flambeau.kernel.vmath.gamma import digamma, lgamma, polygamma, zeta
 from flambeau.kernel.vmath.hyperbolic import acosh, asinh, atanh, cosh, sinh
 from flambeau.kernel.vmath.incomplete_gamma import gammainc, gammaincc
@@ -84,7 +84,7 @@ __all__ = [
     "erfinv",
     "exp",
     "exp2",
-    "exp2_short",
+    "exp2_normal",
     "expm1",
     "floor",
     "floor_divide",

@@ -316,12 +316,17 @@ def exp2(k: Function, x: Value) -> Value:
     return (p * s) * t
 
 
-def exp2_short(k: Function, x: Value) -> Value:
-    """2**x of f32 for x up to 127 to 18 bits, 0 below the normal numbers: where the result is rounded to bfloat16."""
+def exp2_normal(k: Function, x: Value, short: bool = False) -> Value:
+    """2**x for x up to 127, 0 where that would be subnormal: numbers so small slow down what is computed from them many times.
+
+    `short`: of f32 to 18 bits, where the result is rounded to bfloat16.
+    """
+    least = pick(x, -126.0, -1022.0)
     if not _scales_natively(k, x):
-        return exp2(k, x)
+        return k.select(x < least, 0.0, exp2(k, x), x.type)
     n, _ = round_to_integer(k, x, 1.0)
-    return _scaled(k, polynomial(k, x - n, EXP2_SHORT), n, x < -126.0)
+    coefficients = EXP2_SHORT if short else (1.0, *pick(x, EXP2_F32, EXP2_F64))
+    return _scaled(k, polynomial(k, x - n, coefficients), n, x < least)
 
 
 def expm1_reduced(k: Function, x: Value, bias: int) -> tuple[Value, Value]:

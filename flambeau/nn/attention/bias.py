@@ -93,8 +93,9 @@ def _attend(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
+    shift: int = 0,
 ) -> Tensor:
-    """Attention under a causal bias. Raises: ValueError with is_causal too, or lengths that are not the bias's."""
+    """Attention under a causal bias, whose own shift counts. Raises: ValueError with is_causal too, or lengths that are not the bias's."""
     if is_causal:
         raise ValueError(
             message(_ATTENTION, "CausalBias should not be used with is_causal=True", "both", "Leave is_causal out.")
@@ -109,10 +110,7 @@ def _attend(
                 "Make one for them.",
             )
         )
-    op = REGISTRY[_ATTENTION]
-    if not mask.shift:
-        return op(query, key, value, None, True, scale, enable_gqa)
-    return op(query, key, value, mask._materialize(query.device), False, scale, enable_gqa)
+    return REGISTRY[_ATTENTION](query, key, value, None, True, scale, enable_gqa, mask.shift)
 
 
 def causal_upper_left(*size: int) -> CausalBias:
