@@ -5,6 +5,8 @@ Integer division by zero gives 0, here and in the remainders; the smallest integ
 
 from __future__ import annotations
 
+import math
+
 from flambeau.base.errors import UnsupportedError
 from flambeau.base.lazy import np
 from flambeau.core.dtype import int32
@@ -12,6 +14,7 @@ from flambeau.core.spec import Spec
 from flambeau.ir.kinds import FLOAT, NOT_DIFFERENTIABLE, Composite
 from flambeau.ir.op import REGISTRY, declare
 from flambeau.kernel import integers, vmath
+from flambeau.kernel.vmath.arithmetic import absolute, bits, copysign, from_bits, integer_type
 from flambeau.operators.arithmetic import div, mul, neg, round_quotient
 from flambeau.operators.logic import whole
 from flambeau.operators.rules import (
@@ -358,18 +361,56 @@ class ldexp(Composed):
 
 
 @declare
-class nextafter(Elementwise):
+class next_float(Elementwise):
+    """The float next to `input` in the direction of `other`, of a format with `digits` bits of mantissa."""
+
+    functions = methods = ()
+    kinds = "f"
+
+    def signature(input: Tensor, other: Tensor, digits=23): ...
+
+    def lower(k, x, y, digits):
+        return vmath.nextafter(k, x, y) if digits == 23 else next_narrow(k, x, y, digits)
+
+    def vjp(g, out, input, other, digits):
+        moved = REGISTRY["where"](REGISTRY["ne"](input, other), g, 0.0)  # `other` itself where they are equal
+        return sum_to(moved, input), zeros_like(other)
+
+    def reference(x, y, digits=23):
+        return np.nextafter(x, y)
+
+    samples = pair_samples
+
+
+def next_narrow(k, x, y, digits):
+    """`nextafter` of float16 (10 digits) and bfloat16 (7), which arrive as exact float32 values."""
+    integer = integer_type(x)
+    step = 1 << (23 - digits)
+    outward = k.select((x < y) ^ (bits(x) < 0), k.const(integer, step), k.const(integer, -step))
+    moved = from_bits(k, bits(x) + outward)
+    size = absolute(k, x)
+    normal, smallest, largest = (2.0**-14, 2.0**-24, 65504.0) if digits == 10 else (0.0, 2.0**-133, None)
+    step_up = k.select(x < y, k.const(x.type, smallest), k.const(x.type, -smallest))
+    near = x + step_up
+    near = k.select(near.eq(0.0), copysign(k, near, x), near)
+    moved = k.select(size <= normal, near, moved)  # evenly spaced around 0
+    if largest is not None:
+        moved = k.select(size > largest, copysign(k, k.const(x.type, largest), x), moved)
+    moved = k.select(x.eq(y), y, moved)
+    return k.select(x.is_nan() | y.is_nan(), k.const(x.type, math.nan), moved)
+
+
+@declare
+class nextafter(Composed):
     """The float next to `input` in the direction of `other`."""
 
     kinds = "f"
 
     def signature(input: Tensor, other: Tensor): ...
 
-    def lower(k, x, y):
-        return vmath.nextafter(k, x, y)
-
-    def vjp(g, out, input, other):
-        return sum_to(g, input), zeros_like(other)
+    def body(input, other):
+        dtype = common_type((input.spec, other.spec))
+        return next_float(input, other, {"float16": 10, "bfloat16": 7}.get(dtype.name, 23))
 
     def reference(x, y):
         return np.nextafter(x, y)

@@ -178,3 +178,29 @@ def test_parts_are_views() -> None:
     assert z.tolist() == [2 + 20j, 4 + 40j]
     z.real = tensor([7.0, 8.0], "float32")
     assert z.real.tolist() == [7.0, 8.0] and z.imag.tolist() == [20.0, 40.0]
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "float32"])
+def test_next_float_of_its_own_format(name: str) -> None:
+    """Neighbours are those of the operands' dtype, not of the float32 that kernels compute narrow floats in."""
+    digits, least, low = {"float16": (10, -24, -14), "bfloat16": (7, -133, -126), "float32": (23, -149, -126)}[name]
+    step, tiny, largest = 2.0**-digits, 2.0**least, flambeau.finfo(getattr(flambeau, name)).max
+    rows = [
+        (1.0, 2.0, 1.0 + step),
+        (1.0, 0.0, 1.0 - step / 2),
+        (-1.0, 0.0, -1.0 + step / 2),
+        (0.0, 1.0, tiny),
+        (0.0, -1.0, -tiny),
+        (tiny, -1.0, 0.0),
+        (2.0**low, 0.0, 2.0**low - tiny),
+        (2.0**low, 1.0, 2.0**low + tiny),
+        (INFINITY, 0.0, largest),
+        (-INFINITY, 0.0, -largest),
+        (largest, INFINITY, INFINITY),
+        (3.0, 3.0, 3.0),
+    ]
+    x, y, expected = (
+        flambeau.tensor(list(column), dtype=getattr(flambeau, name)) for column in zip(*rows, strict=True)
+    )
+    assert flambeau.nextafter(x, y).tolist() == expected.tolist()
+    assert flambeau.nextafter(x, y * NAN).isnan().all()
