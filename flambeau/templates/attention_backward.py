@@ -18,8 +18,19 @@ from typing import NamedTuple
 from flambeau.kernel import instructions, vmath
 from flambeau.kernel.dsl import Function, Module, Value
 from flambeau.kernel.target import Target
-from flambeau.kernel.types import Type, f64, i16, i32, i64, ptr, u16, u32
-from flambeau.templates.attention_forward import LISTS, LOG2_E, float_bits, uses_tiles
+from flambeau.kernel.types import Type, f64, i16, i64, ptr, u16, u32
+from flambeau.templates.attention_forward import LOG2_E, float_bits
+from flambeau.templates.attention_frame import (
+    LIST_FIELDS,
+    LISTS,
+    BlockList,
+    Builder,
+    Extent,
+    Scratch,
+    list_words,
+    module_for,
+    query_tile,
+)
 from flambeau.templates.attention_pack import (
     AMX_STEP,
     PANEL_BYTES,
@@ -34,9 +45,9 @@ from flambeau.templates.attention_pack import (
 from flambeau.templates.attention_problem import NO_PROGRAMS, Cuts, Problem, Programs, Scores, Strides, cuts_of
 from flambeau.templates.attention_scores import ScoreProgram
 from flambeau.templates.attention_tiles import AmxShape, Shape, amx_product, load_line, product, row_tiles, store_line
-from flambeau.templates.gemm_amx import configure, tile_instruction
+from flambeau.templates.gemm_amx import configure, has_tiles, tile_instruction
 from flambeau.templates.gemm_pack import transposed
-from flambeau.templates.gemm_problem import launch, round_up
+from flambeau.templates.gemm_problem import launch
 from flambeau.templates.gemm_tiles import ABI, ELEMENTS
 from flambeau.templates.launch import Launch, Lowered, Recipe
 
@@ -45,8 +56,7 @@ ENOUGH_UNITS = 8  # fewer heads are divided into ranges of keys
 FIELDS = ("units", "grain", "heads", "group", "rows", "columns", "ranges", "chunks", "chunks_per_block",
           "dk_batch", "dk_head", "dk_row", "dk_element", "dv_batch", "dv_head", "dv_row", "dv_element",
           "scale", "shift", "tiles", "tiles_per_block", "block_rows", "block_columns", "padded", "blocks",
-          *(f"{name}_{what}" for name in LISTS
-            for what in ("count_batch", "count_head", "count_row", "index_batch", "index_head", "index_row", "index_step")))  # fmt: skip
+          *LIST_FIELDS)  # fmt: skip
 SLOTS = ("keys", "key_rows", "values", "q", "g", "q_turned", "g_turned", "lse", "delta", "dq", "dk", "dv", "scratch",
          "some_count", "some_index", "whole_count", "whole_index")  # fmt: skip
 PREPARE_FIELDS = ("units", "grain", "heads", "rows", "tiles", "tiles_per_block", "block_rows",
@@ -71,12 +81,6 @@ class Backward(NamedTuple):
     slots: int
 
 
-class Extent(NamedTuple):
-    tile: int
-    chunk: int
-    heights: tuple[int, ...]
-
-
 def extent_of(target: Target, tiles: bool) -> Extent:
     if tiles:
         return Extent(64, 128, (32,))
@@ -85,7 +89,7 @@ def extent_of(target: Target, tiles: bool) -> Extent:
     return Extent(48, 48, (6, 4, 2))
 
 
-class Layout:
+class Layout(Scratch):
     """Sizes of packed lines in elements, and places in a thread's scratch in bytes."""
 
     def __init__(self, kind: Backward, extent: Extent, compute: Type, lanes: int):
@@ -99,33 +103,22 @@ class Layout:
             )
         )
         self.q = self.key_rows
-        self.total = 0
+        super().__init__()
         elements = extent.tile * extent.chunk
-        self.s, self.dp = self._take(elements * compute.size), self._take(elements * compute.size)
+        self.s, self.dp = self.take(elements * compute.size), self.take(elements * compute.size)
         if kind.tiles:  # bfloat16: P and dS with rows in pairs, dS by rows
-            self.p_pairs, self.ds_pairs, self.ds = (self._take(elements * 2) for _ in range(3))
-        self.dk = self._take(self.key_rows * extent.chunk * compute.size)
-        self.dv = self._take(self.g * extent.chunk * compute.size)
-        self.turned = self._take(max(self.key_rows, self.g) * extent.chunk * compute.size) if kind.tiles else 0
-
-    def _take(self, nbytes: int) -> int:
-        place, self.total = self.total, self.total + round_up(nbytes, 64)
-        return place
+            self.p_pairs, self.ds_pairs, self.ds = (self.take(elements * 2) for _ in range(3))
+        self.dk = self.take(self.key_rows * extent.chunk * compute.size)
+        self.dv = self.take(self.g * extent.chunk * compute.size)
+        self.turned = self.take(max(self.key_rows, self.g) * extent.chunk * compute.size) if kind.tiles else 0
 
 
-class BackwardBuilder:
+class BackwardBuilder(Builder):
     """One kernel's functions."""
 
     def __init__(self, target: Target, kind: Backward):
-        self.kind, self.target = kind, target
-        self.memory, self.compute = ELEMENTS[kind.dtype]
-        self.lanes = target.lanes(self.compute)
-        self.vector = self.compute.vec(self.lanes)
-        self.extent = extent_of(target, kind.tiles)
-        self.width = panel_width(self.lanes, kind.tiles)
-        self.packed = self.memory if kind.tiles else self.compute
+        super().__init__(target, kind, extent_of(target, kind.tiles))
         self.place = Layout(kind, self.extent, self.compute, self.lanes)
-        self.module = module_for(target)
         self.products: dict[tuple, Function] = {}
 
     # ------------------------------------------------------------------ products
@@ -401,9 +394,7 @@ class BackwardBuilder:
 
                     def one(head: Value, in_group: Value, t: Value, functions) -> None:
                         """Tile t of the queries of a head."""
-                        row_block = t // p["tiles_per_block"]
-                        row0 = row_block * p["block_rows"] + t % p["tiles_per_block"] * tile
-                        stop = k.minimum(k.minimum(row0 + tile, (row_block + 1) * p["block_rows"]), p["rows"])
+                        row0, stop, _ = query_tile(k, p, t, tile)
                         rows = stop - row0
                         line = ((batch * p["heads"] + kv_head) * p["group"] + in_group) * lines + t * tile
                         near = [
@@ -437,18 +428,9 @@ class BackwardBuilder:
                         head = kv_head * p["group"] + in_group
                         if kind.lists:
                             for name, functions in zip(LISTS[: kind.lists], (some, whole)):
-
-                                def offset(what: str, name: str = name) -> Value:
-                                    return (
-                                        batch * p[f"{name}_{what}_batch"]
-                                        + head * p[f"{name}_{what}_head"]
-                                        + key_block * p[f"{name}_{what}_row"]
-                                    )
-
-                                listed = k.load(slot[f"{name}_count"], i32, offset("count")).to(i64)
-                                index = k.offset(slot[f"{name}_index"], offset("index"), i32)
-                                with k.range(0, listed) as n:
-                                    row_block = k.load(index, i32, n * p[f"{name}_index_step"]).to(i64)
+                                blocks = BlockList(k, p, slot, name, (batch, head, key_block))
+                                with k.range(0, blocks.count) as n:
+                                    row_block = blocks.number(n)
                                     t0 = row_block * p["tiles_per_block"]
                                     with (
                                         k.when((row_block >= 0) & (t0 < p["tiles"])),
@@ -502,11 +484,6 @@ class BackwardBuilder:
                 store_line(k, source, self.compute, factor, elements, to, self.memory, p[f"{name}_element"], lanes)
 
 
-def module_for(target: Target) -> Module:
-    wide = target.has("avx512f", "avx512vl")
-    return Module(target.vector_bytes * 8, native_bf16=target.has("avx512bf16"), native_scalef=wide, native_tables=wide)
-
-
 def build_backward(target: Target, kind: Backward) -> Module:
     """Slots: `SLOTS`, as far as there are lists, then what the programs read, then the block."""
     return BackwardBuilder(target, kind).build()
@@ -536,9 +513,7 @@ def build_prepare(target: Target, dtype: str, tiles: bool, size: int, value_size
     with k.range(begin, end) as unit:
         rest, t = unit // p["tiles"], unit % p["tiles"]
         batch, head = rest // p["heads"], rest % p["heads"]
-        row_block = t // p["tiles_per_block"]
-        row0 = row_block * p["block_rows"] + t % p["tiles_per_block"] * extent.tile
-        stop = k.minimum(k.minimum(row0 + extent.tile, (row_block + 1) * p["block_rows"]), p["rows"])
+        row0, stop, _ = query_tile(k, p, t, extent.tile)
         rows = k.maximum(stop - row0, 0)
         line0 = unit * extent.tile
         source = {
@@ -635,9 +610,7 @@ def build_finish(target: Target, dtype: str, tiles: bool, size: int) -> Module:
     with k.range(begin, end) as unit:
         rest, t = unit // p["tiles"], unit % p["tiles"]
         batch, head = rest // p["all_heads"], rest % p["all_heads"]
-        row_block = t // p["tiles_per_block"]
-        row0 = row_block * p["block_rows"] + t % p["tiles_per_block"] * tile
-        stop = k.minimum(k.minimum(row0 + tile, (row_block + 1) * p["block_rows"]), p["rows"])
+        row0, stop, _ = query_tile(k, p, t, tile)
         shared = batch * p["heads"] + head // p["group"]
         per_unit = p["group"] * p["tiles"] * tile
         at = shared * p["ranges"] * per_unit + (head % p["group"] * p["tiles"] + t) * tile
@@ -716,7 +689,7 @@ def lower_backward(
     `lists` name, for blocks of keys, the blocks of queries that see them; `p.out` are the result's strides, `g` its gradient's, `statistics`
     those of lse and its gradient.
     """
-    tiles = uses_tiles(target, p.dtype)
+    tiles = has_tiles(p.dtype, target)
     extent = extent_of(target, tiles)
     compute = ELEMENTS[p.dtype][1]
     lanes = target.lanes(compute)
@@ -739,8 +712,6 @@ def lower_backward(
         next(numbers) for _ in range(14)
     )
     lines = p.batch * p.query_heads * cuts.tiles * extent.tile
-    strides = [s for each in lists for s in each]
-    strides += [0] * (14 - len(strides))
     pack = lower_pack(
         p, tiles, cuts, ((forms[0], p.k), (forms[1], p.k), (forms[2], p.v)), (3, 3, 4, keys, key_rows, values)
     )
@@ -752,7 +723,7 @@ def lower_backward(
         Recipe("attention_backward", (kind,), build_backward),
         (keys, key_rows, values, to_q, to_g, q_turned, g_turned, to_lse, delta, sums, out_dk, out_dv, scratch,
          *range(7, first), *(i if i < 0 else first + i for i in inner.operands)),
-        (shared * ranges, 1, *fields, *strides, *inner.words),
+        (shared * ranges, 1, *fields, *list_words(lists), *inner.words),
         flops=5 * p.work,
     )  # fmt: skip
     finish = launch(

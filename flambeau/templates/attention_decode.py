@@ -16,19 +16,18 @@ from flambeau.kernel.target import Target
 from flambeau.kernel.types import i64, ptr
 from flambeau.templates.attention_forward import (
     FIELDS,
-    Extent,
     Forward,
     ForwardBuilder,
     Layout,
     extent_of,
     float_bits,
     statistics,
-    uses_tiles,
 )
+from flambeau.templates.attention_frame import Extent, list_words, module_for
 from flambeau.templates.attention_pack import Packed, call_form, form_function, packed
 from flambeau.templates.attention_problem import NO_PROGRAMS, Problem, Programs
 from flambeau.templates.attention_tiles import store_line
-from flambeau.templates.gemm_amx import configure, tile_instruction
+from flambeau.templates.gemm_amx import configure, has_tiles, tile_instruction
 from flambeau.templates.gemm_problem import launch, round_up
 from flambeau.templates.gemm_tiles import ABI, ELEMENTS
 from flambeau.templates.launch import Launch, Lowered, Recipe
@@ -180,8 +179,7 @@ def build_join(target: Target, dtype: str, value_size: int, o_row: int) -> Modul
     """The parts of each row as one. Slots: O, sums, maxima, out, lse, most, block."""
     memory, compute = ELEMENTS[dtype]
     lanes = target.lanes(compute)
-    wide = target.has("avx512f", "avx512vl")
-    module = Module(target.vector_bytes * 8, native_bf16=target.has("avx512bf16"), native_scalef=wide)
+    module = module_for(target)
     vector = compute.vec(lanes)
     k = module.function("kernel", ABI)
     slots, begin, end, _ = k.args
@@ -223,7 +221,7 @@ def lower_decode(
     captured: int,
 ) -> Lowered:
     """Operands: q, k, v, `captured` ones, then out, lse, greatest score."""
-    tiles = uses_tiles(target, p.dtype)
+    tiles = has_tiles(p.dtype, target)
     extent = extent_of(target, tiles)
     compute = ELEMENTS[p.dtype][1]
     lanes = target.lanes(compute)
@@ -241,7 +239,18 @@ def lower_decode(
     numbers = iter(range(3 + captured, 3 + captured + 7))
     out, lse, most, o, sums, tops, scratch = (next(numbers) for _ in range(7))
     results = (out, lse, most) if whole else (o, sums, tops)
-    fields = (p.heads, p.group, p.rows, p.columns, *p.q, *p.out, float_bits(p.scale), p.shift, *(0,) * 20)
+    fields = (
+        p.heads,
+        p.group,
+        p.rows,
+        p.columns,
+        *p.q,
+        *p.out,
+        float_bits(p.scale),
+        p.shift,
+        *(0,) * 6,
+        *list_words(()),
+    )
     main = Launch(
         Recipe("attention_part", (kind, forms[0].order, whole), build_part),
         (0, 1, 2, *results, scratch, *(i if i < 0 else 3 + i for i in inner.operands)),

@@ -22,7 +22,17 @@ from typing import NamedTuple
 from flambeau.kernel import instructions, vmath
 from flambeau.kernel.dsl import Function, Module, Value
 from flambeau.kernel.target import Target
-from flambeau.kernel.types import Type, f64, i16, i32, i64, ptr
+from flambeau.kernel.types import Type, f64, i16, i64, ptr
+from flambeau.templates.attention_frame import (
+    LIST_FIELDS,
+    LISTS,
+    BlockList,
+    Builder,
+    Extent,
+    Scratch,
+    list_words,
+    query_tile,
+)
 from flambeau.templates.attention_pack import (
     AMX_STEP,
     PANEL_BYTES,
@@ -37,7 +47,7 @@ from flambeau.templates.attention_pack import (
 from flambeau.templates.attention_problem import NO_PROGRAMS, Problem, Programs, Scores, cuts_of
 from flambeau.templates.attention_scores import ScoreProgram
 from flambeau.templates.attention_tiles import AmxShape, Shape, amx_product, load_line, product, row_tiles, store_line
-from flambeau.templates.gemm_amx import configure, tile_instruction
+from flambeau.templates.gemm_amx import configure, has_tiles, tile_instruction
 from flambeau.templates.gemm_problem import round_up
 from flambeau.templates.gemm_tiles import ABI, ELEMENTS
 from flambeau.templates.launch import Launch, Lowered, Recipe
@@ -45,13 +55,11 @@ from flambeau.templates.launch import Launch, Lowered, Recipe
 LOG2_E = 1 / math.log(2)
 GROUP = 32  # keys that are left out together where a mask lets none through
 MOST_BLOCKS = 16  # of a block mask that are one span
-LISTS = ("some", "whole")  # blocks of keys that a mask applies to, and those that are seen wholly
 
 FIELDS = ("units", "grain", "heads", "group", "rows", "columns",
           "q_batch", "q_head", "q_row", "q_element", "out_batch", "out_head", "out_row", "out_element",
           "scale", "shift", "tiles", "tiles_per_block", "block_rows", "block_columns", "padded", "blocks",
-          *(f"{name}_{what}" for name in LISTS
-            for what in ("count_batch", "count_head", "count_row", "index_batch", "index_head", "index_row", "index_step")))  # fmt: skip
+          *LIST_FIELDS)  # fmt: skip
 SLOTS = ("q", "k", "v", "out", "lse", "most", "scratch", "some_count", "some_index", "whole_count", "whole_index")
 
 
@@ -71,14 +79,6 @@ class Forward(NamedTuple):
     stacked: bool = False  # a tile holds the queries of all heads of a group, head by head
 
 
-class Extent(NamedTuple):
-    """How many rows and keys are at work at a time."""
-
-    tile: int
-    chunk: int
-    heights: tuple[int, ...]
-
-
 def extent_of(target: Target, tiles: bool) -> Extent:
     if tiles:
         return Extent(64, 512, (32,))
@@ -87,55 +87,35 @@ def extent_of(target: Target, tiles: bool) -> Extent:
     return Extent(48, 64, (6, 4, 2))
 
 
-def uses_tiles(target: Target, dtype: str) -> bool:
-    return dtype == "bfloat16" and target.has("amx-bf16", "avx512bf16", "avx512bw")
-
-
-class Layout:
+class Layout(Scratch):
     """Places in a thread's scratch, in bytes."""
 
     def __init__(self, kind: Forward, extent: Extent, compute: Type, lanes: int, sizes: tuple[int, int]):
         size, value_size = sizes
         element = 2 if kind.tiles else compute.size
-        self.total = 0
+        super().__init__()
         rows = round_up(extent.tile, extent.heights[0])
         self.q_row, self.o_row = size, value_size
         # A line more than the chunk: rows a power of two apart meet in the same sets, and loads wait for stores 4 KiB apart.
         self.s_row, self.p_row = (extent.chunk + 16, extent.chunk + 32) if kind.tiles else (extent.chunk,) * 2
-        self.q = self._take(rows * size * element)
-        self.s = self._take(rows * self.s_row * compute.size)
-        self.s_next = self._take(rows * self.s_row * compute.size) if kind.tiles else self.s  # of the chunk after
-        self.p = self._take(rows * self.p_row * 2) if kind.tiles else self.s
-        self.o = self._take(rows * value_size * compute.size)
-        self.most = self._take(rows * compute.size)
-        self.factor = self._take(rows * compute.size)
-        self.sum = self._take(rows * lanes * compute.size)
-
-    def _take(self, nbytes: int) -> int:
-        place, self.total = self.total, self.total + round_up(nbytes, 64)
-        return place
+        self.q = self.take(rows * size * element)
+        self.s = self.take(rows * self.s_row * compute.size)
+        self.s_next = self.take(rows * self.s_row * compute.size) if kind.tiles else self.s  # of the chunk after
+        self.p = self.take(rows * self.p_row * 2) if kind.tiles else self.s
+        self.o = self.take(rows * value_size * compute.size)
+        self.most = self.take(rows * compute.size)
+        self.factor = self.take(rows * compute.size)
+        self.sum = self.take(rows * lanes * compute.size)
 
 
-class ForwardBuilder:
+class ForwardBuilder(Builder):
     """One kernel's functions."""
 
     def __init__(self, target: Target, kind: Forward):
-        self.kind, self.target = kind, target
-        self.memory, self.compute = ELEMENTS[kind.dtype]
-        self.lanes = target.lanes(self.compute)
-        self.vector = self.compute.vec(self.lanes)
-        self.extent = extent_of(target, kind.tiles)
+        super().__init__(target, kind, extent_of(target, kind.tiles))
         forms = Packed("panels", kind.size, ""), Packed("rows", kind.value_size, "")
         self.sizes = tuple(form.padded(self.lanes, kind.tiles) for form in forms)
-        self.width = panel_width(self.lanes, kind.tiles)
-        self.packed = self.memory if kind.tiles else self.compute
         self.place = Layout(kind, self.extent, self.compute, self.lanes, self.sizes)
-        self.module = Module(
-            target.vector_bytes * 8,
-            native_bf16=target.has("avx512bf16"),
-            native_scalef=target.has("avx512f", "avx512vl"),
-            native_tables=target.has("avx512f", "avx512vl"),
-        )
         self._products()
 
     # ------------------------------------------------------------------ products
@@ -465,9 +445,7 @@ class ForwardBuilder:
             tile = p["tiles"] - 1 - turn  # causal problems have their longest rows last: those first
             head, batch = rest % (p["heads"] * p["group"]), rest // (p["heads"] * p["group"])
             shared = batch * p["heads"] + head // p["group"]
-            in_block, row_block = tile % p["tiles_per_block"], tile // p["tiles_per_block"]
-            row0 = row_block * p["block_rows"] + in_block * extent.tile
-            stop = k.minimum(k.minimum(row0 + extent.tile, (row_block + 1) * p["block_rows"]), p["rows"])
+            row0, stop, row_block = query_tile(k, p, tile, extent.tile)
             rows = stop - row0
             with k.when(rows > 0):
                 q = k.offset(slot["q"], batch * p["q_batch"] + head * p["q_head"] + row0 * p["q_row"], memory)
@@ -517,31 +495,20 @@ class ForwardBuilder:
 
                 if kind.lists:
                     for name, which in zip(LISTS[: kind.lists], (some, whole)):
-
-                        def offset(what: str, name: str = name) -> Value:
-                            return (
-                                batch * p[f"{name}_{what}_batch"]
-                                + head * p[f"{name}_{what}_head"]
-                                + row_block * p[f"{name}_{what}_row"]
-                            )
-
-                        count = k.load(slot[f"{name}_count"], i32, offset("count")).to(i64)
-                        index = k.offset(slot[f"{name}_index"], offset("index"), i32)
-                        step = p[f"{name}_index_step"]
+                        blocks = BlockList(k, p, slot, name, (batch, head, row_block))
                         n = k.var(i64, 0)
-                        with k.loop_while(lambda: n.get() < count):
-                            place_of = k.load(index, i32, n.get() * step).to(i64)
+                        with k.loop_while(lambda: n.get() < blocks.count):
+                            place_of = blocks.number(n.get())
                             n.set(n.get() + 1)
-                            many = k.var(
-                                i64, 1
-                            )  # blocks that follow each other are one span, if they are packed without a gap
+                            # blocks that follow each other are one span, if they are packed without a gap
+                            many = k.var(i64, 1)
                             dense = p["padded"].eq(p["block_columns"])
-                            last = k.minimum(count, n.get() + (MOST_BLOCKS - 1))
+                            last = k.minimum(blocks.count, n.get() + (MOST_BLOCKS - 1))
                             more = k.var(i64, 1)
                             with k.loop_while(lambda: more.get().ne(0)):
                                 more.set(0)
                                 with k.when(dense & (n.get() < last)):
-                                    following = k.load(index, i32, n.get() * step).to(i64)
+                                    following = blocks.number(n.get())
                                     with k.when(following.eq(place_of + many.get())):
                                         many.set(many.get() + 1)
                                         n.set(n.get() + 1)
@@ -679,7 +646,7 @@ def lower_forward(
     `programs(slot, position)`: what is done to scores, with operands from that slot and parameters from that position of the block on.
     `lists` are the strides of counts (3) and indices (4), one after the other.
     """
-    tiles = uses_tiles(target, p.dtype)
+    tiles = has_tiles(p.dtype, target)
     extent = extent_of(target, tiles)
     compute = ELEMENTS[p.dtype][1]
     lanes = target.lanes(compute)
@@ -705,8 +672,6 @@ def lower_forward(
     units = p.batch * p.query_heads * cuts.tiles
     fields = (p.heads, p.group, p.rows, p.columns, *p.q, *p.out, float_bits(p.scale), p.shift, cuts.tiles, cuts.tiles_per_block,
               cuts.block_rows, cuts.block_columns, cuts.padded_columns, cuts.blocks)  # fmt: skip
-    strides = [s for each in lists for s in each]
-    strides += [0] * (14 - len(strides))
     first = 3 + len(lists) + others  # captured operand
     out, lse, most, packed_k, packed_v, scratch = range(first + captured, first + captured + 6)
     pack = lower_pack(p, tiles, cuts, ((keys, p.k), (values, p.v)), (1, 2, packed_k, packed_v))
@@ -714,7 +679,7 @@ def lower_forward(
     main = Launch(
         Recipe("attention_forward", (kind,), build_forward),
         (0, packed_k, packed_v, out, lse, most, scratch, *range(3, 3 + len(lists)), *read),
-        (units, 1, *fields, *strides, *inner.words),
+        (units, 1, *fields, *list_words(lists), *inner.words),
         flops=2 * p.work,
     )
     room = (*(packed_bytes(p, cuts, form, lanes, tiles) for form in (keys, values)), place.total * threads)

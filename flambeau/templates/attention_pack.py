@@ -16,6 +16,7 @@ from flambeau.kernel.target import Target
 from flambeau.kernel.types import Type, i64, ptr, u16, u32
 from flambeau.templates.attention_problem import PACKED_COLUMNS, Cuts, Problem, Strides
 from flambeau.templates.attention_tiles import load_line
+from flambeau.templates.gemm_amx import woven
 from flambeau.templates.gemm_pack import DEPTH_ALIGN, order_of, pack_function, transposed
 from flambeau.templates.gemm_problem import launch, round_up
 from flambeau.templates.gemm_tiles import ABI, ELEMENTS
@@ -203,12 +204,6 @@ def _row_tiles(module: Module, name: str, size: int) -> Function:
                     with k.when(i + r < count):
                         found.set(read_lanes(k, line, element, j, size, 16))
                 pair.append(found.get())
-            k.store(k.offset(step, j // 16 * TILE_BYTES), woven(k, *pair))
+            k.store(k.offset(step, j // 16 * TILE_BYTES), woven(k, pair))
     k.ret()
     return k
-
-
-def woven(k: Function, a: Value, b: Value) -> Value:
-    """a[0], b[0], a[1], b[1] …"""
-    many = a.type.lanes
-    return k.shuffle(a, b, [x for c in range(many) for x in (c, many + c)])

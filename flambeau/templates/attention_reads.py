@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from flambeau.kernel.dsl import Function, Module, Value
 from flambeau.kernel.target import Target
-from flambeau.kernel.types import f64, i32, i64, ptr
+from flambeau.kernel.types import f64, i64, ptr
 from flambeau.templates.attention_backward import (
     Backward,
     BackwardBuilder,
@@ -23,18 +23,18 @@ from flambeau.templates.attention_backward import (
     lower_prepare,
     prepared_bytes,
 )
-from flambeau.templates.attention_forward import LISTS, LOG2_E, float_bits, uses_tiles
+from flambeau.templates.attention_forward import LOG2_E, float_bits
+from flambeau.templates.attention_frame import LIST_FIELDS, LISTS, BlockList, list_words, query_tile
 from flambeau.templates.attention_pack import lower_pack, packed, packed_bytes, panel_width
 from flambeau.templates.attention_problem import Problem, Programs, ReadGradient, Strides, cuts_of
 from flambeau.templates.attention_scores import ScoreProgram
-from flambeau.templates.gemm_amx import configure, tile_instruction
+from flambeau.templates.gemm_amx import configure, has_tiles, tile_instruction
 from flambeau.templates.gemm_tiles import ABI, ELEMENTS
 from flambeau.templates.launch import Launch, Lowered, Recipe
 
 FIELDS = ("units", "grain", "heads", "group", "rows", "columns", "table", "scale", "shift", "tiles", "tiles_per_block", "block_rows",
           "block_columns", "padded", "blocks",
-          *(f"{name}_{what}" for name in LISTS
-            for what in ("count_batch", "count_head", "count_row", "index_batch", "index_head", "index_row", "index_step")))  # fmt: skip
+          *LIST_FIELDS)  # fmt: skip
 SLOTS = ("keys", "values", "q", "g", "lse", "delta", "tables", "scratch",
          "some_count", "some_index", "whole_count", "whole_index")  # fmt: skip
 
@@ -155,9 +155,7 @@ class _Reads(BackwardBuilder):
             with k.range(0, p["table"]) as j:
                 k.store(table, k.const(self.compute, 0), j)
             with k.range(0, p["tiles"]) as t:
-                row_block = t // p["tiles_per_block"]
-                row0 = row_block * p["block_rows"] + t % p["tiles_per_block"] * tile
-                stop = k.minimum(k.minimum(row0 + tile, (row_block + 1) * p["block_rows"]), p["rows"])
+                row0, stop, row_block = query_tile(k, p, t, tile)
                 rows = stop - row0
                 line = (unit * p["tiles"] + t) * tile
                 near = [
@@ -195,18 +193,9 @@ class _Reads(BackwardBuilder):
                         span(k.const(i64, 0), k.const(i64, 0), seen, masked)
                         return
                     for name in LISTS[: kind.lists]:
-
-                        def offset(what: str, name: str = name) -> Value:
-                            return (
-                                batch * p[f"{name}_{what}_batch"]
-                                + head * p[f"{name}_{what}_head"]
-                                + row_block * p[f"{name}_{what}_row"]
-                            )
-
-                        listed = k.load(slot[f"{name}_count"], i32, offset("count")).to(i64)
-                        index = k.offset(slot[f"{name}_index"], offset("index"), i32)
-                        with k.range(0, listed) as n:
-                            number = k.load(index, i32, n * p[f"{name}_index_step"]).to(i64)
+                        blocks = BlockList(k, p, slot, name, (batch, head, row_block))
+                        with k.range(0, blocks.count) as n:
+                            number = blocks.number(n)
                             first = number * p["block_columns"]
                             with k.when((number >= 0) & (first < p["columns"])):
                                 left = k.minimum(p["columns"] - first, p["block_columns"])
@@ -246,7 +235,7 @@ def lower_reads(
     captured: int = 0,
 ) -> Lowered:
     """Operands: gradients of out and of lse, q, k, v, out, lse, lists, captured, then tables of `table` elements for each batch and head."""
-    tiles = uses_tiles(target, p.dtype)
+    tiles = has_tiles(p.dtype, target)
     extent = extent_of(target, tiles)
     compute = ELEMENTS[p.dtype][1]
     lanes = target.lanes(compute)
@@ -263,8 +252,6 @@ def lower_reads(
     numbers = iter(range(first + captured, first + captured + 16))
     out, keys, values, *prepared, scratch = (next(numbers) for _ in range(10))
     to_q, to_g, _, _, to_lse, delta = prepared
-    strides = [s for each in lists for s in each]
-    strides += [0] * (14 - len(strides))
     pack = lower_pack(p, tiles, cuts, ((forms[0], p.k), (forms[1], p.v)), (3, 4, keys, values))
     prepare = lower_prepare(p, tiles, cuts, g, statistics, tuple(prepared), sums=not sums_first(p.dtype))
     fields = (p.heads, p.group, p.rows, p.columns, table, float_bits(p.scale), p.shift, cuts.tiles, cuts.tiles_per_block,
@@ -283,7 +270,7 @@ def lower_reads(
             *range(7, first),
             *(i if i < 0 else first + i for i in inner.operands),
         ),
-        (p.batch * p.query_heads, 1, *fields, *strides, *inner.words),
+        (p.batch * p.query_heads, 1, *fields, *list_words(lists), *inner.words),
         flops=4 * p.work,
     )
     room = (

@@ -127,7 +127,7 @@ def _pack_function(module: Module, name: str, role: str, order: str, bits: Type,
                         if indices is None
                         else k.gather(line, bits, indices, mask=mask)
                     )
-                lines.append(_woven(k, parts).bitcast(u32.vec(16)))
+                lines.append(woven(k, parts).bitcast(u32.vec(16)))
             store(tile_at(p), transposed(k, lines) if role == "left" else lines)
 
     with k.range(0, whole, deep) as p:
@@ -138,7 +138,7 @@ def _pack_function(module: Module, name: str, role: str, order: str, bits: Type,
     return k
 
 
-def _woven(k: Function, parts: list[Value]) -> Value:
+def woven(k: Function, parts: list[Value]) -> Value:
     """The first elements of 2 or 4 vectors, then the second ones, and so on."""
     while len(parts) > 1:
         half = len(parts) // 2  # of 4: the first with the third, so that the second round puts them in order
