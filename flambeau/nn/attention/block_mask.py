@@ -162,15 +162,7 @@ class BlockMask:
     ) -> None:
         if kv_num_blocks is None or kv_indices is None:
             raise AssertionError("BlockMask: kv_num_blocks and kv_indices must be provided. Use create_block_mask.")
-        if kv_indices.ndim < 2:
-            raise RuntimeError(
-                message(
-                    "BlockMask",
-                    "kv_indices must have at least 2 dimensions [rows, columns]",
-                    f"{list(kv_indices.shape)}",
-                )
-            )
-        _check_pair("full_kv", full_kv_num_blocks, full_kv_indices)
+        _check_lists(kv_indices, full_kv_num_blocks, full_kv_indices)
         _check_pair("full_q", full_q_num_blocks, full_q_indices)
         if dq_write_order_full is not None and dq_write_order is None:
             raise ValueError("BlockMask: dq_write_order_full requires dq_write_order, which is None. Give both.")
@@ -205,15 +197,7 @@ class BlockMask:
         Without `seq_lengths` the mask covers all its blocks. Raises: RuntimeError for lists of fewer than 2 dims; AssertionError if one of the two
         full lists is missing.
         """
-        if kv_indices.ndim < 2:
-            raise RuntimeError(
-                message(
-                    "BlockMask",
-                    "kv_indices must have at least 2 dimensions [rows, columns]",
-                    f"{list(kv_indices.shape)}",
-                )
-            )
-        _check_pair("full_kv", full_kv_num_blocks, full_kv_indices)
+        _check_lists(kv_indices, full_kv_num_blocks, full_kv_indices)
         if dq_kv_order is not None and not isinstance(dq_kv_order, (bool, Tensor)):
             raise ValueError(
                 message("BlockMask", "dq_kv_order must be a bool, Tensor, or None", type(dq_kv_order).__name__)
@@ -416,6 +400,19 @@ class BlockMask:
             f"    mask_mod={name_of(self.mask_mod)}",
         ]
         return "BlockMask(\n" + "\n".join(lines) + "\n)"
+
+
+def _check_lists(kv_indices: Tensor, full_kv_num_blocks: Tensor | None, full_kv_indices: Tensor | None) -> None:
+    """Raises: RuntimeError for lists of fewer than 2 dims; AssertionError if one of the two full lists is missing."""
+    if kv_indices.ndim < 2:
+        raise RuntimeError(
+            message(
+                "BlockMask",
+                "kv_indices must have at least 2 dimensions [rows, columns]",
+                f"{list(kv_indices.shape)}",
+            )
+        )
+    _check_pair("full_kv", full_kv_num_blocks, full_kv_indices)
 
 
 def _check_pair(name: str, count: Tensor | None, indices: Tensor | None) -> None:
